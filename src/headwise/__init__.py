@@ -1,3 +1,56 @@
-"""headwise: multi-head attention that is exact, fast on a CPU, and open to the eye."""
+"""headwise: multi-head attention that is exact, fast on a CPU, and open to the eye.
+
+This file is the map. Each name is imported when it is first used, so that `import headwise` never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headwise.functional import attention, multi_head_attention
+    from headwise.masks import Mask, causal, dense, documents, key_lengths, keys, mask_mod, prefix, window
+    from headwise.models.ablate import ablate
+    from headwise.models.watch import watch
+    from headwise.weights import Weights
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Mask",
+    "Weights",
+    "ablate",
+    "attention",
+    "causal",
+    "dense",
+    "documents",
+    "key_lengths",
+    "keys",
+    "mask_mod",
+    "multi_head_attention",
+    "prefix",
+    "watch",
+    "window",
+]
+
+_HOME = {
+    "functional": ["attention", "multi_head_attention"],
+    "masks": ["Mask", "causal", "dense", "documents", "key_lengths", "keys", "mask_mod", "prefix", "window"],
+    "models.ablate": ["ablate"],
+    "models.watch": ["watch"],
+    "weights": ["Weights"],
+}
+_MODULE = {name: f"headwise.{module}" for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE:
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE])
