@@ -1,0 +1,46 @@
+"""NumPy arrays and torch tensors side by side, without importing torch for those who do not use it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+
+def is_torch(x: Any) -> bool:
+    """Whether x is a torch tensor; torch is looked up, never imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def like(x: Any, index: Any) -> Any:
+    """x as an array of the library (and on the device) of `index`, which is what masks and biases are indexed with."""
+    if is_torch(index):
+        if is_torch(x):
+            return x if x.device == index.device else x.to(index.device)
+        x = np.asarray(x)
+        x = x if x.flags.writeable else x.copy()  # torch warns about memory that it must not write
+        return sys.modules["torch"].as_tensor(x, device=index.device)
+    return to_numpy(x)
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """x as a NumPy array; a torch tensor is detached and brought to the CPU, bfloat16 widened."""
+    if is_torch(x):
+        x = x.detach().cpu()
+        if str(x.dtype) == "torch.bfloat16":
+            x = x.float()
+        return x.numpy()  # type: ignore[no-any-return]
+    return np.asarray(x)
+
+
+def known(x: Any) -> np.ndarray | None:
+    """x as NumPy where its values can be looked at now: not on another device, not while a graph is being traced."""
+    if is_torch(x):
+        torch = sys.modules["torch"]
+        if x.device.type != "cpu" or torch.compiler.is_compiling() or type(x) is not torch.Tensor:
+            return None
+        if torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return None
+    return to_numpy(x)

@@ -1,0 +1,1 @@
+"""Three ways to compute the same attention: compiled kernels, plain NumPy, torch operations."""

@@ -1,0 +1,49 @@
+"""Into which blocks a problem is cut: a function of its sizes alone, so that the same problem gives the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from headwise.masks import Mask
+from headwise.shapes import Sizes
+
+VALUES = 1 << 20  # scores in one block: 4 MB in fp32, so that a block stays near the core
+ROWS = 64  # queries in a block, at least, where there are as many: fewer make slow matrix products
+
+
+class Block(NamedTuple):
+    """A box of the score array [B, H, L, S]; whole groups of query heads, so that a key head is never copied."""
+
+    b: slice
+    h: slice
+    i: slice
+    j: slice
+
+
+def blocks(sizes: Sizes, mask: Mask | None, whole_rows: bool = False) -> Iterator[Block]:
+    """Boxes covering every query, batch entries first, then heads, then queries; keys nobody sees are left out.
+
+    A block whose queries see no key has an empty j. With whole_rows every box spans all keys.
+    """
+    per_row = max(sizes.S, 1)
+    rows = min(sizes.L, ROWS)
+    heads = min(sizes.Hkv, max(1, VALUES // (per_row * max(rows, 1) * sizes.group)))
+    entries = min(sizes.B, max(1, VALUES // (per_row * max(rows, 1) * sizes.H))) if heads == sizes.Hkv else 1
+    rows = max(rows, min(sizes.L, VALUES // (per_row * heads * sizes.group * entries)))
+    for b in range(0, sizes.B, max(entries, 1)):
+        for h in range(0, sizes.Hkv, max(heads, 1)):
+            for i in range(0, sizes.L, max(rows, 1)):
+                i1 = min(i + rows, sizes.L)
+                start, stop = (0, sizes.S) if mask is None or whole_rows else mask.span(i, i1, sizes)[:2]
+                yield Block(
+                    slice(b, min(b + entries, sizes.B)),
+                    slice(h * sizes.group, min(h + heads, sizes.Hkv) * sizes.group),
+                    slice(i, i1),
+                    slice(start, stop),
+                )
+
+
+def key_heads(h: slice, sizes: Sizes) -> slice:
+    """The key heads that a slice of whole groups of query heads reads."""
+    return slice(h.start // sizes.group, -(-h.stop // sizes.group))

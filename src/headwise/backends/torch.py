@@ -1,0 +1,182 @@
+"""Attention on torch tensors of any device, in differentiable torch operations, block by block.
+
+Each block is recomputed in the backward pass (`torch.utils.checkpoint`), so that training keeps O(L) memory too.
+While a graph is traced (torch.compile, torch.export) or transformed (torch.func), the whole problem is one block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from headwise.backends.blocks import Block, blocks, key_heads
+from headwise.scores import Options, keep, take_bias
+from headwise.shapes import Sizes
+
+Tensor = torch.Tensor
+
+
+def work_dtype(x: Tensor) -> torch.dtype:
+    """fp32 for fp16, bf16 and fp32; fp64 for fp64."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L]."""
+    work = work_dtype(q)
+    if _traced(q, k, v):
+        out, lse = attend(q, k, v, whole(sizes), options, sizes, looked_at=False)
+    else:
+        finite = all(bool(torch.isfinite(x).all()) for x in (q, k, v))
+        out, lse = _in_blocks(q, k, v, options, sizes, finite)
+    if options.head_gate is not None:
+        out = out * options.head_gate.to(work)[..., None, None]
+    return out.to(q.dtype), lse
+
+
+def whole(sizes: Sizes) -> Block:
+    """The one block that is everything."""
+    return Block(*(slice(0, n) for n in (sizes.B, sizes.H, sizes.L, sizes.S)))
+
+
+def _in_blocks(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes, finite: bool) -> tuple[Tensor, Tensor]:
+    """Rows are joined within heads, heads within batch entries, so that a backward meets each block once."""
+    work = work_dtype(q)
+    cut = list(blocks(sizes, options.mask))
+    if not cut:
+        return q.new_zeros(sizes.B, sizes.H, sizes.L, sizes.Dv, dtype=work), q.new_zeros(
+            sizes.B, sizes.H, sizes.L, dtype=work
+        )
+    recompute = len(cut) > 1 and torch.is_grad_enabled()
+    entries: dict[int, dict[int, list[tuple[Tensor, Tensor]]]] = {}
+    for block in cut:
+        args = (q, k, v, block, options, sizes, finite)
+        if recompute:
+            piece = checkpoint(attend, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
+        else:
+            piece = attend(*args)
+        entries.setdefault(block.b.start, {}).setdefault(block.h.start, []).append(piece)
+
+    def join(pieces: list[tuple[Tensor, Tensor]], axis: int) -> tuple[Tensor, Tensor]:
+        if len(pieces) == 1:
+            return pieces[0]
+        out, lse = zip(*pieces, strict=True)
+        return torch.cat(out, axis), torch.cat(lse, axis)
+
+    return join([join([join(rows, 2) for rows in heads.values()], 1) for heads in entries.values()], 0)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block: Block,
+    options: Options,
+    sizes: Sizes,
+    finite: bool = False,
+    looked_at: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """out [b, h, l, Dv] (before the gate) and lse [b, h, l] of one block.
+
+    finite: q, k and v hold no NaN or inf, so nothing needs selecting away; looked_at: values may be looked at.
+    """
+    work = work_dtype(q)
+    b, h, _, j = block
+    s = score_block(q, k, block, options, sizes, finite)  # [b, h, l, s]
+    sink = None if options.sinks is None else options.sinks[h].to(work)[:, None]  # [h, 1]
+    if looked_at and s.shape[3] == 0:
+        lse = s.sum(3) - torch.inf if sink is None else sink + s.sum(3)
+        return s @ s.new_zeros(0, sizes.Dv), lse
+    top = s.detach().amax(3)  # [b, h, l]; softmax does not depend on it
+    if sink is not None:
+        top = torch.maximum(top, sink.detach())
+    top = torch.where(top == -torch.inf, 0.0, top)
+    p = torch.exp(s - top[..., None])
+    total = p.sum(3)
+    if sink is not None:
+        total = total + torch.exp(sink - top)
+    some = total != 0
+    safe = torch.where(some, total, 1.0)
+    lse = torch.where(some, top + torch.log(safe), -torch.inf)
+    p = p / safe[..., None]
+    if options.dropout_p:
+        kept = keep(options.seed, options.dropout_p, *coordinates(block, q.device), sizes)
+        p = torch.where(kept, p / (1 - options.dropout_p), 0.0) if options.dropout_p < 1 else p * 0.0
+    return _weighted_values(p, s, v[b, key_heads(h, sizes), j].to(work), finite), lse
+
+
+def coordinates(block: Block, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """b, h, i, j of a block as index tensors that broadcast to [b, h, l, s]."""
+    b, h, i, j = (torch.arange(x.start, x.stop, device=device) for x in block)
+    return b[:, None, None, None], h[:, None, None], i[:, None], j
+
+
+def score_block(q: Tensor, k: Tensor, block: Block, options: Options, sizes: Sizes, finite: bool = False) -> Tensor:
+    """Scores of a block as the softmax sees them, -inf where masked: [b, h, l, s]."""
+    work = work_dtype(q)
+    b, h, i, j = block
+    q = q[b, h, i].to(work)  # [b, h, l, D]
+    k = k[b, key_heads(h, sizes), j].to(work)  # [b, hkv, s, D]
+    shape = (*q.shape[:3], k.shape[2])
+    s = (grouped(q, k) @ k.transpose(2, 3) if finite else _selected_scores(q, k)).reshape(shape)
+    return finish(s * options.scale, coordinates(block, q.device), block, options, sizes)
+
+
+def score_points(q: Tensor, k: Tensor, at: tuple[Tensor, ...], options: Options, sizes: Sizes) -> Tensor:
+    """Scores at single places: index tensors b, h, i, j of one shape, and the result has it."""
+    work = work_dtype(q)
+    b, h, i, j = at
+    s = (q[b, h, i].to(work) * k[b, h // sizes.group, j].to(work)).sum(-1)
+    return finish(s * options.scale, at, at, options, sizes)
+
+
+def finish(s: Tensor, at: Any, bias_at: Any, options: Options, sizes: Sizes) -> Tensor:
+    """From scale * q . k to what the softmax sees (the order of the design, section 3)."""
+    if options.softcap is not None:
+        s = options.softcap * torch.tanh(s / options.softcap)
+    if options.score_mod is not None:
+        s = options.score_mod(s, *at).to(s.dtype)
+    if options.bias is not None:
+        s = s + take_bias(options.bias, *bias_at).to(s.dtype)
+    if options.mask is not None:
+        s = torch.where(options.mask.allowed(*at, sizes), s, -torch.inf)
+    return s
+
+
+def grouped(x: Tensor, k: Tensor) -> Tensor:
+    """[b, h, l, n] -> [b, hkv, group * l, n]: a group's queries beside each other, so its key head is read once."""
+    b, h, l, n = x.shape
+    return x.reshape(b, k.shape[1], (h // k.shape[1] if h else 0) * l, n) if k.shape[1] != h else x
+
+
+def _selected_scores(q: Tensor, k: Tensor) -> Tensor:
+    """q . k whose gradient stays clean where a NaN or inf in q or k is masked out afterwards.
+
+    The value comes from the numbers as they are; the gradient flows through copies with the non-finite entries zeroed.
+    """
+    clean_q, clean_k = (torch.where(torch.isfinite(x), x, 0.0) for x in (q, k))
+    s = grouped(clean_q, k) @ clean_k.transpose(2, 3)
+    raw = (grouped(q, k) @ k.transpose(2, 3)).detach()
+    return torch.where(torch.isfinite(raw), s, raw)
+
+
+def _weighted_values(p: Tensor, s: Tensor, v: Tensor, finite: bool) -> Tensor:
+    """sum_j p_ij v_j over keys that may be attended to: a masked NaN is selected away, not multiplied by zero."""
+    shape = (*p.shape[:3], v.shape[3])
+    if finite:
+        return (grouped(p, v) @ v).reshape(shape)
+    bad = ~torch.isfinite(v)
+    clean = (grouped(p, v) @ torch.where(bad, 0.0, v)).reshape(shape)
+    reached = (grouped((s != -torch.inf).to(p.dtype), v) @ bad.to(p.dtype)).reshape(shape) > 0
+    return torch.where(reached, (grouped(p, v) @ v).detach().reshape(shape), clean)
+
+
+def _traced(*tensors: Tensor) -> bool:
+    """Whether values cannot be looked at and saved-tensor hooks cannot be used: traced, transformed, or without storage."""
+    if torch.compiler.is_compiling():
+        return True
+    if torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0:
+        return True
+    return any(type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta for x in tensors)

@@ -1,0 +1,277 @@
+"""The op: `attention`, and `multi_head_attention`, the whole system as one function."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from headwise import shapes
+from headwise.arrays import is_torch
+from headwise.masks import Mask, as_mask
+from headwise.scores import Options, ScoreMod
+from headwise.shapes import Sizes
+from headwise.weights import Weights
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    head_gate: Any = None,
+    score_mod: ScoreMod | None = None,
+    dropout_p: float = 0.0,
+    weights: bool = False,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Any:
+    """Scaled dot-product attention, `h` heads side by side (Vaswani et al., 2017, sections 3.2.1 and 3.2.2).
+
+    B batch, H query heads, Hkv key/value heads, L queries, S keys, D width of q and k, Dv width of v.
+
+    The order is: s = scale * q . k, softcap, score_mod, + bias, mask, softmax over the keys (a sink is one more logit
+    in the denominator), dropout, times v, times head_gate. A query that may attend to nothing gives a zero row, lse = -inf
+    and zero gradients; what is masked leaks into nothing, NaN included.
+
+    Args:
+        q: [B, H, L, D], a NumPy array or torch tensor; 3-D (no batch) and 2-D (one head) work too.
+        k: [B, Hkv, S, D]; H must be a multiple of Hkv, and query head h reads key head h // (H // Hkv).
+        v: [B, Hkv, S, Dv].
+        mask: a mask (`causal()`, `window()`, ...) or booleans that broadcast to [B, H, L, S]; True = may attend.
+        bias: added to the scores as it is; broadcasts to [B, H, L, S].
+        scale: factor of q . k; default 1 / sqrt(D).
+        softcap: c > 0; scores become c * tanh(s / c) (Gemma 2).
+        sinks: [H], a logit in the denominator of each head's softmax that no key carries (gpt-oss).
+        head_gate: [H] or [B, H], multiplies each head's output.
+        score_mod: (s, b, h, i, j) -> s, with index arrays that broadcast to s (FlexAttention's signature).
+        dropout_p: probability of dropping a weight; applied whenever it is not 0. The pattern comes from the library's
+            global random state (torch.manual_seed, numpy.random.seed).
+        weights: also return the lazy `Weights` (before dropout); `out` stays the same, bit for bit.
+        return_lse: also return the log-sum-exp of each row [B, H, L], natural log, sinks included, fp32 (fp64 for fp64).
+        backend: "auto", "plain" (NumPy) or "torch".
+    Returns:
+        out [B, H, L, Dv], contiguous, q's kind and dtype (integers compute in fp64);
+        (out, weights), (out, lse) or (out, weights, lse) when asked for.
+    Raises:
+        ValueError: a shape or value breaks a rule above. TypeError: a type, dtype or device does.
+
+    >>> import numpy as np, headwise as hw
+    >>> q, k, v = np.eye(2)[None, None], np.eye(2)[None, None], np.array([[[[1.0], [3.0]]]])
+    >>> hw.attention(q, k, v, mask=hw.causal())[0, 0].round(3)
+    array([[1.   ],
+           [2.34 ]])
+    """
+    q, k, v = _same_kind(q, k, v)
+    torch_in = is_torch(q)
+    sizes = shapes.check_sizes(q, k, v)
+    shapes.check_dtypes(q, k, v, integers=not torch_in)
+    options = _options(q, sizes, mask, bias, scale, softcap, sinks, head_gate, score_mod, dropout_p)
+    lead = 4 - q.ndim
+    q4, k4, v4 = (x[(None,) * lead] for x in (q, k, v))
+    out, lse = _backend(backend, torch_in).attention(q4, k4, v4, options, sizes)
+    lazy = Weights(q4, k4, v4, out, lse, options, sizes, lead) if weights else None
+    out, lse = out[(0,) * lead], lse[(0,) * lead]
+    if weights:
+        return (out, lazy, lse) if return_lse else (out, lazy)
+    return (out, lse) if return_lse else out
+
+
+def multi_head_attention(
+    x: Any,
+    w_q: Any,
+    w_k: Any,
+    w_v: Any,
+    w_o: Any,
+    context: Any = None,
+    *,
+    b_q: Any = None,
+    b_k: Any = None,
+    b_v: Any = None,
+    b_o: Any = None,
+    **options: Any,
+) -> Any:
+    """Concat(head_1 ... head_H) W_O, the whole system (Vaswani et al., 2017, section 3.2.2).
+
+    B batch, H heads, Hkv key/value heads, L queries, S keys, E model width, D width of q and k, Dv width of v.
+
+    Args:
+        x: [B, L, E] or [L, E], a NumPy array or torch tensor.
+        w_q: [H, E, D], one projection a head, stacked first.
+        w_k: [Hkv, Ec, D]. w_v: [Hkv, Ec, Dv], with Ec the width of the context.
+        w_o: [H * Dv, Eo] or [H, Dv, Eo]; used also when there is one head.
+        context: [B, S, Ec] or [S, Ec], what the keys and values are made of; default x.
+        b_q, b_k, b_v: [H, D], [Hkv, D], [Hkv, Dv] biases; b_o: [Eo].
+        options: those of `attention` (mask, bias, weights, ...).
+    Returns:
+        y [B, L, Eo], with the weights and lse after it when asked for.
+    Raises:
+        ValueError, TypeError: as `attention`.
+
+    >>> import numpy as np, headwise as hw
+    >>> x = np.array([[2, 0], [1, 2], [2, 0]])
+    >>> w = np.stack([np.eye(2), 2 * np.eye(2)])            # two heads of full width
+    >>> hw.multi_head_attention(x, w, w, w, np.ones((4, 2))).shape
+    (3, 2)
+    """
+    op = "multi_head_attention"
+    context = x if context is None else context
+    named = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "context": context}
+    x, w_q, w_k, w_v, w_o, context = _same_kind(*named.values(), names=tuple(named), op=op)
+    _check_projections(x, w_q, w_k, w_v, w_o, context, op)
+    q, k, v = _project(x, w_q, b_q, "b_q"), _project(context, w_k, b_k, "b_k"), _project(context, w_v, b_v, "b_v")
+    result = attention(q, k, v, **options)
+    out, *rest = result if isinstance(result, tuple) else (result,)  # [B, H, L, Dv]
+    concat = out.swapaxes(-3, -2).reshape(*x.shape[:-1], out.shape[-3] * out.shape[-1])  # [B, L, H * Dv]
+    y = concat @ w_o.reshape(concat.shape[-1], w_o.shape[-1])  # [B, L, Eo]
+    if b_o is not None:
+        y = y + b_o
+    return (y, *rest) if rest else y
+
+
+def _project(x: Any, w: Any, bias: Any, name: str) -> Any:
+    """x [B, L, E] times w [H, E, D] -> [B, H, L, D]."""
+    if bias is not None and tuple(bias.shape) != (w.shape[0], w.shape[2]):
+        raise ValueError(
+            f"multi_head_attention: {name} must have shape {(w.shape[0], w.shape[2])} (one row a head); got {tuple(bias.shape)}"
+        )
+    y = x[..., None, :, :] @ w  # [B, H, L, D]
+    return y if bias is None else y + bias[:, None]
+
+
+def _check_projections(x: Any, w_q: Any, w_k: Any, w_v: Any, w_o: Any, context: Any, op: str) -> None:
+    for name, y in (("x", x), ("context", context)):
+        if y.ndim not in (2, 3) or y.ndim != x.ndim:
+            raise ValueError(f"{op}: {name} must have shape [B, L, E] or [L, E], as x; got {tuple(y.shape)}")
+    if x.ndim == 3 and context.shape[0] != x.shape[0]:
+        raise ValueError(f"{op}: context must have B={x.shape[0]} (from x); got {tuple(context.shape)}")
+    for name, w, letters, E in (
+        ("w_q", w_q, "[H, E, D]", x.shape[-1]),
+        ("w_k", w_k, "[Hkv, Ec, D]", context.shape[-1]),
+        ("w_v", w_v, "[Hkv, Ec, Dv]", context.shape[-1]),
+    ):
+        if w.ndim != 3 or w.shape[1] != E:
+            raise ValueError(
+                f"{op}: {name} must have shape {letters} with width {E} (from its input); got {tuple(w.shape)}"
+            )
+    H, Dv = w_q.shape[0], w_v.shape[2]
+    if (w_o.ndim == 2 and w_o.shape[0] == H * Dv) or (w_o.ndim == 3 and tuple(w_o.shape[:2]) == (H, Dv)):
+        return
+    raise ValueError(
+        f"{op}: w_o must have shape [H * Dv, Eo] or [H, Dv, Eo] with H={H} (w_q), Dv={Dv} (w_v); got {tuple(w_o.shape)}"
+    )
+
+
+def _same_kind(*arrays: Any, names: tuple[str, ...] = ("q", "k", "v"), op: str = "attention") -> tuple[Any, ...]:
+    """All NumPy or all torch on one device; lists become arrays."""
+    tensors = [is_torch(x) for x in arrays]
+    if any(tensors):
+        for name, x, ok in zip(names, arrays, tensors, strict=True):
+            if not ok:
+                raise TypeError(f"{op}: {name} must be a torch tensor, as the others are; got {type(x).__name__}")
+            if x.device != arrays[0].device:
+                raise TypeError(f"{op}: {name} must be on {names[0]}'s device {arrays[0].device}; got {x.device}")
+        return arrays
+    found = []
+    for name, x in zip(names, arrays, strict=True):
+        if isinstance(x, str | bytes | dict) or x is None:
+            raise TypeError(f"{op}: {name} must be a NumPy array or a torch tensor; got {type(x).__name__}")
+        try:
+            array = np.asarray(x)
+        except ValueError as error:
+            raise ValueError(f"{op}: {name} must be an array with rows of equal length; {error}") from None
+        if array.dtype.kind not in "iufV" and array.dtype.name not in shapes.FLOATS:
+            raise TypeError(f"{op}: {name} must be {', '.join(shapes.FLOATS)} or an integer type; got {array.dtype}")
+        found.append(array)
+    return tuple(found)
+
+
+def _options(
+    q: Any,
+    sizes: Sizes,
+    mask: Any,
+    bias: Any,
+    scale: Any,
+    softcap: Any,
+    sinks: Any,
+    head_gate: Any,
+    score_mod: Any,
+    p: Any,
+) -> Options:
+    """All that modifies the scores, checked."""
+    rule: Mask | None = None
+    if mask is not None:
+        rule = as_mask(mask)
+        rule.check(sizes)
+    extra = {"bias": bias, "sinks": sinks, "head_gate": head_gate}
+    for name, x in extra.items():
+        if x is not None:
+            extra[name] = _numbers(name, x, q)
+    if extra["bias"] is not None:
+        shapes.check_broadcast("bias", tuple(extra["bias"].shape), sizes)
+        extra["bias"] = extra["bias"][(None,) * (4 - extra["bias"].ndim)]
+    if extra["sinks"] is not None:
+        shapes.check_sinks(extra["sinks"], sizes)
+    if extra["head_gate"] is not None:
+        shapes.check_head_gate(extra["head_gate"], sizes)
+    if score_mod is not None and not callable(score_mod):
+        raise TypeError(f"attention: score_mod must be a function of (s, b, h, i, j); got {type(score_mod).__name__}")
+    p = shapes.check_dropout(p)
+    return Options(
+        scale=sizes.D**-0.5 if scale is None else shapes.check_number("scale", scale),
+        mask=rule,
+        softcap=None if softcap is None else shapes.check_number("softcap", softcap, positive=True),
+        score_mod=score_mod,
+        dropout_p=p,
+        seed=_seed(q) if p else None,
+        **extra,
+    )
+
+
+def _numbers(name: str, x: Any, q: Any) -> Any:
+    """A floating-point array of q's library and device."""
+    if is_torch(q):
+        torch = sys.modules["torch"]
+        if not is_torch(x):
+            x = torch.as_tensor(np.asarray(x), device=q.device)
+        if x.device != q.device:
+            raise TypeError(f"attention: {name} must be on q's device {q.device}; got {x.device}")
+        boolean, number = x.dtype == torch.bool, not x.dtype.is_complex
+    else:
+        if is_torch(x):
+            raise TypeError(f"attention: {name} must be a NumPy array, as q is; got a torch tensor")
+        x = np.asarray(x)
+        boolean, number = x.dtype == bool, x.dtype.kind in "iuf" or x.dtype.name in shapes.FLOATS
+    if boolean and name == "bias":
+        raise TypeError("attention: bias must hold numbers to add to the scores; got booleans; those belong in mask=")
+    if boolean or not number:
+        raise TypeError(f"attention: {name} must hold numbers; got {x.dtype}")
+    return x
+
+
+def _seed(q: Any) -> Any:
+    """Dropout's seed from the library's global random state."""
+    if is_torch(q):
+        return sys.modules["torch"].randint(0, 2**31, (), device=q.device)
+    return int(np.random.randint(0, 2**31))  # noqa: NPY002 (the global state is what np.random.seed sets)
+
+
+def _backend(name: str, torch_in: bool) -> Any:
+    if name not in ("auto", "plain", "torch"):
+        raise ValueError(f"attention: backend must be 'auto', 'plain' or 'torch'; got {name!r}")
+    if name != "auto" and (name == "torch") != torch_in:
+        kinds = ("torch tensors", "NumPy arrays")
+        raise TypeError(f"attention: backend {name!r} takes {kinds[name == 'plain']}; got {kinds[not torch_in]}")
+    if torch_in:
+        from headwise.backends import torch as torch_backend
+
+        return torch_backend
+    from headwise.backends import plain
+
+    return plain

@@ -1,0 +1,49 @@
+"""NumPy's indexing rules for an array that is not there: which places [b, h, i, j] a key means, and in which shape.
+
+NumPy itself is asked, on the coordinates of each axis: views with stride 0 along all others, which take no memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def places(key: Any, shape: tuple[int, ...]) -> list[Array]:
+    """For each axis of `shape`, the coordinates that `key` picks, all of the result's shape.
+
+    Raises IndexError, as NumPy does, naming the shape.
+    """
+    try:
+        return [
+            np.broadcast_to(np.arange(n).reshape([-1 if a == axis else 1 for a in range(len(shape))]), shape)[key]
+            for axis, n in enumerate(shape)
+        ]
+    except IndexError as error:
+        raise IndexError(f"Weights: {error}; the weights have shape {shape}") from None
+
+
+def is_basic(key: tuple[Any, ...]) -> bool:
+    """Whether a key holds ints, slices, Ellipsis and None alone, so that its places are a box."""
+    return all(
+        x is None
+        or x is Ellipsis
+        or isinstance(x, slice)
+        or (isinstance(x, int | np.integer) and not isinstance(x, bool))
+        for x in key
+    )
+
+
+def as_box(coordinates: list[Array]) -> tuple[slice, ...] | None:
+    """Places of a basic key as one slice an axis; None where one has a step. The places must not be empty."""
+    box = []
+    for at in coordinates:
+        along = next((axis for axis, n in enumerate(at.shape) if n > 1 and at.strides[axis]), None)
+        line = at.ravel()[:1] if along is None else at[tuple(slice(None) if a == along else 0 for a in range(at.ndim))]
+        if len(line) > 1 and line[1] - line[0] != 1:
+            return None
+        box.append(slice(int(line[0]), int(line[-1]) + 1))
+    return tuple(box)

@@ -1,0 +1,509 @@
+"""Which query may attend to which key: small frozen objects that combine with & | ~.
+
+Letters: B batch, H query heads, L queries, S keys; indices b h i j. True means "may attend", everywhere.
+Query i has the position offset + i; the default offset S - L puts the last query at the last key.
+A mask never holds an L x S array unless the user gave one: it answers for the indices it is asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headwise.arrays import is_torch, known, like
+from headwise.positions import default_offset
+from headwise.shapes import Sizes, check_broadcast
+
+
+class Span(NamedTuple):
+    """Keys for a block of queries: outside start:stop seen by none of them, in whole_start:whole_stop by all."""
+
+    start: int
+    stop: int
+    whole_start: int
+    whole_stop: int
+
+
+def _span(sizes: Sizes, start: int, stop: int, whole_start: int, whole_stop: int) -> Span:
+    def inside(x: int) -> int:
+        return max(0, min(int(x), sizes.S))
+
+    start, stop, whole_start, whole_stop = map(inside, (start, stop, whole_start, whole_stop))
+    if start >= stop:
+        return Span(0, 0, 0, 0)
+    return Span(start, stop, whole_start, whole_stop) if whole_start < whole_stop else Span(start, stop, start, start)
+
+
+class Mask:
+    """A rule for which query may attend to which key. Combine with `&`, `|` and `~`."""
+
+    def __and__(self, other: Any) -> Mask:
+        return _And(self, as_mask(other))
+
+    def __rand__(self, other: Any) -> Mask:
+        return _And(as_mask(other), self)
+
+    def __or__(self, other: Any) -> Mask:
+        return _Or(self, as_mask(other))
+
+    def __ror__(self, other: Any) -> Mask:
+        return _Or(as_mask(other), self)
+
+    def __invert__(self) -> Mask:
+        return _Not(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError("mask: has no truth value; combine masks with & | ~ (not `and`, `or`, `not`)")
+
+    def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
+        """Booleans for integer index arrays b, h, i, j that broadcast together; NumPy in, NumPy out, torch alike."""
+        raise NotImplementedError
+
+    def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
+        """Which keys the queries i0 <= i < i1 of any batch entry and head can see at all, and which all of them see."""
+        return Span(0, sizes.S, 0, 0)
+
+    def check(self, sizes: Sizes, op: str = "attention") -> None:
+        """Raises ValueError where the mask does not fit the sizes."""
+
+    def offset(self, sizes: Sizes) -> Any:
+        """The position of query 0 that this mask states, or None."""
+        return None
+
+    def to_dense(self, L: int, S: int, B: int = 1, H: int = 1) -> np.ndarray:
+        """The mask written out, booleans [B, H, L, S]; for tests and eyes, never used by a kernel.
+
+        >>> import headwise as hw
+        >>> hw.causal().to_dense(2, 3)[0, 0].astype(int)
+        array([[1, 1, 0],
+               [1, 1, 1]])
+        """
+        sizes = Sizes(B, H, H, L, S, 1, 1)
+        self.check(sizes, "to_dense")
+        b, h, i, j = np.ix_(*(np.arange(n) for n in (B, H, L, S)))
+        return np.broadcast_to(np.asarray(self.allowed(b, h, i, j, sizes)), (B, H, L, S))
+
+
+def as_mask(x: Any) -> Mask:
+    """A mask from a mask or from a boolean array (True = may attend)."""
+    return x if isinstance(x, Mask) else dense(x)
+
+
+@dataclass(frozen=True, eq=False)
+class _And(Mask):
+    left: Mask
+    right: Mask
+
+    def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
+        return self.left.allowed(b, h, i, j, sizes) & self.right.allowed(b, h, i, j, sizes)
+
+    def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
+        x, y = self.left.span(i0, i1, sizes), self.right.span(i0, i1, sizes)
+        return _span(
+            sizes,
+            max(x.start, y.start),
+            min(x.stop, y.stop),
+            max(x.whole_start, y.whole_start),
+            min(x.whole_stop, y.whole_stop),
+        )
+
+    def check(self, sizes: Sizes, op: str = "attention") -> None:
+        self.left.check(sizes, op)
+        self.right.check(sizes, op)
+
+    def offset(self, sizes: Sizes) -> Any:
+        left = self.left.offset(sizes)
+        return self.right.offset(sizes) if left is None else left
+
+
+@dataclass(frozen=True, eq=False)
+class _Or(_And):
+    def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
+        return self.left.allowed(b, h, i, j, sizes) | self.right.allowed(b, h, i, j, sizes)
+
+    def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
+        x, y = self.left.span(i0, i1, sizes), self.right.span(i0, i1, sizes)
+        if x.start == x.stop or y.start == y.stop:
+            return x if y.start == y.stop else y
+        whole = max((x.whole_start, x.whole_stop), (y.whole_start, y.whole_stop), key=lambda w: w[1] - w[0])
+        return _span(sizes, min(x.start, y.start), max(x.stop, y.stop), *whole)
+
+
+@dataclass(frozen=True, eq=False)
+class _Not(Mask):
+    inner: Mask
+
+    def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
+        return ~self.inner.allowed(b, h, i, j, sizes)
+
+    def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
+        x = self.inner.span(i0, i1, sizes)
+        seen_by_all = x.whole_start < x.whole_stop
+        start = x.whole_stop if seen_by_all and x.whole_start == 0 else 0
+        stop = x.whole_start if seen_by_all and x.whole_stop == sizes.S and start == 0 else sizes.S
+        whole = (x.stop, sizes.S) if x.start == 0 else (0, x.start)
+        return _span(sizes, start, stop, *whole)
+
+    def check(self, sizes: Sizes, op: str = "attention") -> None:
+        self.inner.check(sizes, op)
+
+    def offset(self, sizes: Sizes) -> Any:
+        return self.inner.offset(sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Window(Mask):
+    """Keys with -left <= j - position(i) <= right; None is unbounded. Causal is right = 0."""
+
+    left: int | None
+    right: int | None
+    at: Any  # int, one int per batch entry, or None for S - L
+    name: str = "window"
+
+    def offset(self, sizes: Sizes) -> Any:
+        return default_offset(sizes) if self.at is None else self.at
+
+    def check(self, sizes: Sizes, op: str = "attention") -> None:
+        _check_per_batch(f"{self.name}(offset)", self.at, sizes, op)
+
+    def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
+        distance = j - (i + _per_batch(self.offset(sizes), b))
+        if self.left is None:
+            return distance <= self.right if self.right is not None else distance == distance
+        return distance >= -self.left if self.right is None else (distance >= -self.left) & (distance <= self.right)
+
+    def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
+        extent = _extent(self.offset(sizes))
+        if extent is None:
+            return Span(0, sizes.S, 0, 0)
+        first, last = extent[0] + i0, extent[1] + i1 - 1  # positions of the block's outermost queries
+        start, whole_start = (0, 0) if self.left is None else (first - self.left, last - self.left)
+        stop, whole_stop = (sizes.S,) * 2 if self.right is None else (last + self.right + 1, first + self.right + 1)
+        return _span(sizes, start, stop, whole_start, whole_stop)
+
+
+@dataclass(frozen=True, eq=False)
+class _Lengths(Mask):
+    """The first n keys."""
+
+    lengths: Any
+    name: str
+
+    def check(self, sizes: Sizes, op: str = "attention") -> None:
+        _check_per_batch(f"{self.name}(lengths)", self.lengths, sizes, op)
+        extent = _extent(self.lengths)
+        if extent is not None and (extent[0] < 0 or extent[1] > sizes.S):
+            raise ValueError(
+                f"{op}: {self.name}(lengths) must lie between 0 and S={sizes.S} (from k); "
+                f"got {extent[0]} to {extent[1]}"
+            )
+
+    def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
+        return j < _per_batch(self.lengths, b)
+
+    def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
+        extent = _extent(self.lengths)
+        return Span(0, sizes.S, 0, 0) if extent is None else _span(sizes, 0, extent[1], 0, extent[0])
+
+
+@dataclass(frozen=True, eq=False)
+class _Keys(Mask):
+    """Which keys are real, [B, S]."""
+
+    valid: Any
+
+    def check(self, sizes: Sizes, op: str = "attention") -> None:
+        if tuple(self.valid.shape) not in ((sizes.B, sizes.S), (1, sizes.S)):
+            raise ValueError(
+                f"{op}: keys(valid) must have shape [B, S] = {(sizes.B, sizes.S)} (from k); "
+                f"got {tuple(self.valid.shape)}"
+            )
+
+    def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
+        valid = like(self.valid, j)
+        return valid[b if valid.shape[0] > 1 else b * 0, j]
+
+    def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
+        valid = known(self.valid)
+        if valid is None:
+            return Span(0, sizes.S, 0, 0)
+        return _run(sizes, valid.any(0), valid.all(0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Documents(Mask):
+    """Packed sequences: a query attends to the keys whose document id equals its own."""
+
+    query_ids: Any  # [L] or [B, L]
+    key_ids: Any  # [S] or [B, S]
+
+    def check(self, sizes: Sizes, op: str = "attention") -> None:
+        for name, ids, letter, n in (("query", self.query_ids, "L", sizes.L), ("key", self.key_ids, "S", sizes.S)):
+            if tuple(ids.shape) not in ((n,), (1, n), (sizes.B, n)):
+                hint = "; pass key_ids where L and S differ" if self.query_ids is self.key_ids else ""
+                raise ValueError(
+                    f"{op}: documents({name}_ids) must have shape [{letter}] or [B, {letter}] with B={sizes.B}, "
+                    f"{letter}={n}; got {tuple(ids.shape)}{hint}"
+                )
+
+    def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
+        return _ids(self.query_ids, b, i) == _ids(self.key_ids, b, j)
+
+    def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
+        queries, keys = known(self.query_ids), known(self.key_ids)
+        if queries is None or keys is None or i0 >= i1:
+            return Span(0, sizes.S, 0, 0)
+        seen, by_all = np.zeros(sizes.S, bool), np.ones(sizes.S, bool)
+        queries, keys = np.atleast_2d(queries), np.atleast_2d(keys)
+        for b in range(max(len(queries), len(keys))):
+            here, there = queries[b % len(queries), i0:i1], keys[b % len(keys)]
+            seen |= np.isin(there, here)
+            by_all &= (there == here[0]) if (here == here[0]).all() else False
+        return _run(sizes, seen, by_all)
+
+
+@dataclass(frozen=True, eq=False)
+class _Dense(Mask):
+    array: Any
+
+    def check(self, sizes: Sizes, op: str = "attention") -> None:
+        check_broadcast("mask", tuple(self.array.shape), sizes, op)
+
+    def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
+        array = like(self.array, j)
+        at = (b, h, i, j)[4 - array.ndim :]
+        return array[tuple(x if n > 1 else x * 0 for x, n in zip(at, array.shape, strict=True))]
+
+
+@dataclass(frozen=True, eq=False)
+class _MaskMod(Mask):
+    function: Callable[[Any, Any, Any, Any], Any]
+
+    def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
+        result = self.function(b, h, i, j)
+        if isinstance(result, bool):
+            return (j == j) if result else (j != j)
+        if str(getattr(result, "dtype", type(result).__name__)).removeprefix("torch.") != "bool":
+            found = getattr(result, "dtype", type(result).__name__)
+            raise TypeError(f"mask_mod: the function must return booleans (True = may attend); got {found}")
+        return result
+
+
+def causal(offset: Any = None) -> Mask:
+    """Query i, at position offset + i, sees the keys j <= offset + i (Vaswani et al., 2017, section 3.2.3).
+
+    Args:
+        offset: position of query 0, an int or one int per batch entry [B]; default S - L, so that the last query stands
+            at the last key. With a cache it is the cache's length before this call.
+    Raises:
+        TypeError: offset is not an int or integers.
+
+    >>> import headwise as hw
+    >>> hw.causal(offset=0).to_dense(2, 3)[0, 0].astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0]])
+    """
+    return _Window(None, 0, _integers("causal", "offset", offset), "causal")
+
+
+def window(left: int | None = None, right: int | None = None, offset: Any = None) -> Mask:
+    """Keys with -left <= j - position(i) <= right; the position itself is always inside and never counted.
+
+    Args:
+        left, right: how many keys before and after the position, at least 0; None is unbounded.
+        offset: as in `causal`.
+    Raises:
+        ValueError: left or right is negative.
+        TypeError: an argument is not an int.
+
+    >>> import headwise as hw
+    >>> hw.window(1, 0).to_dense(3, 3)[0, 0].astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0],
+           [0, 1, 1]])
+    """
+    for name, n in (("left", left), ("right", right)):
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int | np.integer)):
+            raise TypeError(f"window: {name} must be an int or None (unbounded); got {type(n).__name__}")
+        if n is not None and n < 0:
+            raise ValueError(f"window: {name} must be at least 0 (the position itself is always inside); got {n}")
+    return _Window(left, right, _integers("window", "offset", offset))
+
+
+def key_lengths(lengths: Any) -> Mask:
+    """The first n keys are real (padding on the right).
+
+    Args:
+        lengths: an int, or one int per batch entry [B], between 0 and S.
+
+    >>> import headwise as hw
+    >>> hw.key_lengths([1, 3]).to_dense(1, 3, B=2)[:, 0, 0].astype(int)
+    array([[1, 0, 0],
+           [1, 1, 1]])
+    """
+    return _Lengths(_integers("key_lengths", "lengths", lengths, required=True), "key_lengths")
+
+
+def prefix(lengths: Any) -> Mask:
+    """These first keys are open to all queries; `causal() | prefix(n)` is a prefix LM (Raffel et al., 2020).
+
+    Args:
+        lengths: an int, or one int per batch entry [B], between 0 and S.
+
+    >>> import headwise as hw
+    >>> (hw.causal() | hw.prefix(2)).to_dense(3, 3)[0, 0].astype(int)
+    array([[1, 1, 0],
+           [1, 1, 0],
+           [1, 1, 1]])
+    """
+    return _Lengths(_integers("prefix", "lengths", lengths, required=True), "prefix")
+
+
+def keys(valid: Any) -> Mask:
+    """Which keys are real, for any padding, left padding too.
+
+    Args:
+        valid: booleans (or 0 and 1) [B, S], True = real.
+
+    >>> import headwise as hw
+    >>> hw.keys([[False, True]]).to_dense(1, 2)[0, 0].astype(int)
+    array([[0, 1]])
+    """
+    valid = valid if is_torch(valid) else np.asarray(valid)
+    if valid.ndim != 2:
+        raise ValueError(f"keys: valid must have shape [B, S]; got {tuple(valid.shape)}")
+    return _Keys(_booleans("keys", "valid", valid))
+
+
+def documents(query_ids: Any, key_ids: Any = None) -> Mask:
+    """Packed sequences: a query attends to the keys of its own document.
+
+    Args:
+        query_ids: integers [L] or [B, L], the document of each query.
+        key_ids: integers [S] or [B, S]; default query_ids.
+
+    >>> import headwise as hw
+    >>> hw.documents([7, 7, 9]).to_dense(3, 3)[0, 0].astype(int)
+    array([[1, 1, 0],
+           [1, 1, 0],
+           [0, 0, 1]])
+    """
+    queries = _integer_array("documents", "query_ids", query_ids)
+    return _Documents(queries, queries if key_ids is None else _integer_array("documents", "key_ids", key_ids))
+
+
+def dense(array: Any) -> Mask:
+    """A mask written out by the user: booleans that broadcast to [B, H, L, S], True = may attend.
+
+    Raises:
+        TypeError: the array is not boolean; numbers to be added to the scores belong in `bias=`.
+
+    >>> import headwise as hw
+    >>> hw.dense([[True, False]]).to_dense(1, 2).shape
+    (1, 1, 1, 2)
+    """
+    array = array if is_torch(array) else np.asarray(array)
+    if str(array.dtype).removeprefix("torch.") != "bool":
+        raise TypeError(
+            f"attention: mask must be a headwise mask or a boolean array (True = may attend); got {array.dtype}; "
+            "numbers to add to the scores belong in bias="
+        )
+    return _Dense(array)
+
+
+def mask_mod(function: Callable[[Any, Any, Any, Any], Any]) -> Mask:
+    """A mask from a function of indices, with FlexAttention's signature.
+
+    Args:
+        function: (b, h, i, j) -> booleans; called with integer arrays that broadcast together, NumPy or torch like q.
+
+    >>> import headwise as hw
+    >>> hw.mask_mod(lambda b, h, i, j: (i + j) % 2 == 0).to_dense(2, 2)[0, 0].astype(int)
+    array([[1, 0],
+           [0, 1]])
+    """
+    if not callable(function):
+        raise TypeError(f"mask_mod: must be a function of (b, h, i, j); got {type(function).__name__}")
+    return _MaskMod(function)
+
+
+def _integers(op: str, name: str, x: Any, required: bool = False) -> Any:
+    """An int, an integer array [B], or None where that is allowed."""
+    if x is None and not required:
+        return None
+    if isinstance(x, int | np.integer) and not isinstance(x, bool):
+        return int(x)
+    if is_torch(x) or type(x).__name__ == "SymInt":
+        if type(x).__name__ == "SymInt":
+            return x
+        if x.dtype.is_floating_point or x.dtype.is_complex or str(x.dtype) == "torch.bool" or x.ndim > 1:
+            raise TypeError(f"{op}: {name} must be an int or integers [B]; got {x.dtype} {tuple(x.shape)}")
+        return x
+    array = np.array(x)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        found = f"{array.dtype} {array.shape}" if array.dtype.kind in "iufb" else type(x).__name__
+        raise TypeError(f"{op}: {name} must be an int or integers [B]; got {found}")
+    return array.astype(np.int64)
+
+
+def _integer_array(op: str, name: str, x: Any) -> Any:
+    array = x if is_torch(x) else np.array(x)
+    kind = str(array.dtype).removeprefix("torch.")
+    if not kind.startswith(("int", "uint")):
+        raise TypeError(f"{op}: {name} must be integers; got {kind}")
+    return array
+
+
+def _booleans(op: str, name: str, array: Any) -> Any:
+    kind = str(array.dtype).removeprefix("torch.")
+    if kind == "bool":
+        return array
+    values = known(array) if kind.startswith(("int", "uint")) else None
+    if values is None or not np.isin(values, (0, 1)).all():
+        raise TypeError(f"{op}: {name} must be booleans, or the integers 0 and 1 (True = real); got {kind}")
+    return array != 0
+
+
+def _check_per_batch(name: str, x: Any, sizes: Sizes, op: str) -> None:
+    shape = tuple(getattr(x, "shape", ()))
+    if shape not in ((), (1,), (sizes.B,)):
+        raise ValueError(f"{op}: {name} must be an int or integers [B] with B={sizes.B} (from q); got shape {shape}")
+
+
+def _per_batch(x: Any, b: Any) -> Any:
+    """x for the batch entries b: a number as it is, an array [B] indexed."""
+    shape = getattr(x, "shape", None)
+    if shape is None or len(shape) == 0:
+        return x
+    x = like(x, b)
+    return x[b if shape[0] > 1 else b * 0]
+
+
+def _ids(ids: Any, b: Any, at: Any) -> Any:
+    ids = like(ids, at)
+    return ids[at] if ids.ndim == 1 else ids[b if ids.shape[0] > 1 else b * 0, at]
+
+
+def _extent(x: Any) -> tuple[int, int] | None:
+    """Smallest and largest of a number or array, or None where the values cannot be looked at."""
+    if isinstance(x, int):
+        return x, x
+    values = known(x) if hasattr(x, "shape") else None
+    if values is None:
+        return None
+    return (int(values.min()), int(values.max())) if values.size else (0, 0)
+
+
+def _run(sizes: Sizes, seen: np.ndarray, by_all: np.ndarray) -> Span:
+    """The span from per-key flags: outermost keys seen by any, first unbroken run of keys seen by all."""
+    at = np.flatnonzero(seen)
+    if not len(at):
+        return Span(0, 0, 0, 0)
+    all_at = np.flatnonzero(by_all)
+    if not len(all_at):
+        return _span(sizes, at[0], at[-1] + 1, 0, 0)
+    breaks = np.flatnonzero(np.diff(all_at) > 1)
+    return _span(sizes, at[0], at[-1] + 1, all_at[0], all_at[breaks[0] if len(breaks) else -1] + 1)

@@ -1,0 +1,59 @@
+"""What happens to a score between q . k and the softmax, in this order:
+
+scale -> softcap -> score_mod -> + bias -> mask -> softmax (with a sink in the denominator) -> dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headwise.arrays import like
+from headwise.masks import Mask
+from headwise.shapes import Sizes
+
+ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """Everything but q, k and v that an attention call says, checked and in one place.
+
+    bias [b, h, l, s] with each axis full or 1; sinks [H]; head_gate [H] or [B, H].
+    """
+
+    scale: float
+    mask: Mask | None = None
+    bias: Any = None
+    softcap: float | None = None
+    score_mod: ScoreMod | None = None
+    sinks: Any = None
+    head_gate: Any = None
+    dropout_p: float = 0.0
+    seed: Any = None  # of the dropout, a non-negative int below 2**31 or a tensor of one
+
+
+def take_bias(bias: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    """The bias at index arrays (or slices) b, h, i, j; axes of width 1 are broadcast."""
+    at = (b, h, i, j)
+    if all(isinstance(x, slice) for x in at):
+        return bias[tuple(x if n > 1 else slice(None) for x, n in zip(at, bias.shape, strict=True))]
+    bias = like(bias, j)
+    return bias[tuple(x if n > 1 else x * 0 for x, n in zip(at, bias.shape, strict=True))]
+
+
+def keep(seed: Any, p: float, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
+    """Which weights dropout keeps, a pure function of the seed and the place (b, h, i, j), the same in every backend.
+
+    Two rounds of a 32-bit finalizer (Murmur3's), in 64-bit integers so that NumPy and torch agree.
+    """
+    row = _mix((b * sizes.H + h) * sizes.L + i + seed)
+    return _mix(row ^ ((j * 0x9E3779B1) & 0xFFFFFFFF)) >= round(p * 2**32)
+
+
+def _mix(x: Any) -> Any:
+    x = x & 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return x ^ (x >> 16)

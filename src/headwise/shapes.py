@@ -1,0 +1,128 @@
+"""The letters of headwise, and every check of the attention op with its wording.
+
+B batch, H query heads, Hkv key/value heads, L queries, S keys, D width of q and k, Dv width of v, E model width;
+indices b h i j d.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, NamedTuple
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+class Sizes(NamedTuple):
+    """The sizes of one attention problem: q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv]."""
+
+    B: int
+    H: int
+    Hkv: int
+    L: int
+    S: int
+    D: int
+    Dv: int
+
+    @property
+    def group(self) -> int:
+        """How many query heads read one key head."""
+        return self.H // self.Hkv if self.Hkv else 1
+
+
+def dtype_name(x: Any) -> str:
+    """The dtype without its library: 'float32' for NumPy's and torch's alike."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def check_sizes(q: Any, k: Any, v: Any, op: str = "attention") -> Sizes:
+    """The sizes of q, k and v once every axis has been held against the others (design: q [B, H, L, D])."""
+    for name, x, letters in (("q", q, "[B, H, L, D]"), ("k", k, "[B, Hkv, S, D]"), ("v", v, "[B, Hkv, S, Dv]")):
+        if x.ndim not in (2, 3, 4):
+            raise ValueError(
+                f"{op}: {name} must have shape {letters}, or without B, or without B and H; got {_shape(x)}"
+            )
+    for name, x in (("k", k), ("v", v)):
+        if x.ndim != q.ndim:
+            raise ValueError(
+                f"{op}: {name} must have as many axes as q ({q.ndim}, from q {_shape(q)}); got {_shape(x)}"
+            )
+    B = q.shape[0] if q.ndim == 4 else 1
+    H = q.shape[-3] if q.ndim >= 3 else 1
+    Hkv = k.shape[-3] if k.ndim >= 3 else 1
+    L, D, S, Dv = q.shape[-2], q.shape[-1], k.shape[-2], v.shape[-1]
+    heads = {4: "[B, Hkv, S, {}]", 3: "[Hkv, S, {}]", 2: "[S, {}]"}[q.ndim]
+    if k.shape[-1] != D:
+        raise ValueError(f"{op}: k must have shape {heads.format('D')} with D={D} (from q); got {_shape(k)}")
+    if k.ndim == 4 and k.shape[0] != B:
+        raise ValueError(f"{op}: k must have shape {heads.format('D')} with B={B} (from q); got {_shape(k)}")
+    if v.ndim == 4 and v.shape[0] != B:
+        raise ValueError(f"{op}: v must have shape {heads.format('Dv')} with B={B} (from q); got {_shape(v)}")
+    if v.ndim >= 3 and v.shape[-3] != Hkv:
+        raise ValueError(f"{op}: v must have shape {heads.format('Dv')} with Hkv={Hkv} (from k); got {_shape(v)}")
+    if v.shape[-2] != S:
+        raise ValueError(f"{op}: v must have shape {heads.format('Dv')} with S={S} (from k); got {_shape(v)}")
+    if (Hkv == 0 and H != 0) or (Hkv and H % Hkv):
+        raise ValueError(
+            f"{op}: H must be a multiple of Hkv (query head h reads key head h // (H // Hkv)); got H={H} (q), Hkv={Hkv} (k)"
+        )
+    if D == 0:
+        raise ValueError(f"{op}: D must be at least 1 (scores are q . k over D); got q {_shape(q)}")
+    return Sizes(B, H, Hkv, L, S, D, Dv)
+
+
+def check_dtypes(q: Any, k: Any, v: Any, op: str = "attention", integers: bool = False) -> None:
+    """One dtype for all three: fp16, bf16, fp32 or fp64 (and NumPy integers, which compute in fp64)."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        found = dtype_name(x)
+        if found not in FLOATS and not (integers and x.dtype.kind in "iu"):
+            also = " or an integer type" if integers else ""
+            raise TypeError(f"{op}: {name} must be {', '.join(FLOATS)}{also}; got {found}")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{op}: {name} must have q's dtype {dtype_name(q)}; got {dtype_name(x)}; cast one of them")
+
+
+def check_broadcast(name: str, shape: tuple[int, ...], sizes: Sizes, op: str = "attention") -> None:
+    """Refuses a shape that does not broadcast to [B, H, L, S]."""
+    full = (sizes.B, sizes.H, sizes.L, sizes.S)
+    fits = len(shape) <= 4 and all(
+        have == want or have == 1 for have, want in zip(reversed(shape), reversed(full), strict=False)
+    )
+    if not fits:
+        raise ValueError(f"{op}: {name} must broadcast to [B, H, L, S] = {tuple(full)}; got shape {tuple(shape)}")
+
+
+def check_sinks(sinks: Any, sizes: Sizes, op: str = "attention") -> None:
+    """One more logit in the denominator for each query head."""
+    if tuple(sinks.shape) != (sizes.H,):
+        raise ValueError(f"{op}: sinks must have shape [H] with H={sizes.H} (from q); got {_shape(sinks)}")
+
+
+def check_head_gate(gate: Any, sizes: Sizes, op: str = "attention") -> None:
+    """A factor for each head's output, the same for all batch entries or one each."""
+    if tuple(gate.shape) not in ((sizes.H,), (sizes.B, sizes.H)):
+        raise ValueError(
+            f"{op}: head_gate must have shape [H] or [B, H] with B={sizes.B}, H={sizes.H} (from q); got {_shape(gate)}"
+        )
+
+
+def check_number(name: str, x: Any, op: str = "attention", positive: bool = False) -> float:
+    """A finite real number, positive where that is the rule."""
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+        raise TypeError(f"{op}: {name} must be a number; got {type(x).__name__}")
+    if not math.isfinite(x) or (positive and x <= 0):
+        raise ValueError(f"{op}: {name} must be {'positive and ' if positive else ''}finite; got {x}")
+    return float(x)
+
+
+def check_dropout(p: Any, op: str = "attention") -> float:
+    """A probability."""
+    p = check_number("dropout_p", p, op)
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"{op}: dropout_p must be a probability between 0 and 1; got {p}")
+    return p
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return tuple(x.shape)
