@@ -63,7 +63,7 @@ def look(arguments: "list[str]") -> int:
 def test(arguments: "list[str]") -> int:
     """Runs every check even after one fails; returns the exit code of the first that did."""
     failed = []
-    for step in (["ruff", "check"], ["mypy", "--strict"], ["lint-imports"], ["pytest", "-n", "2", *arguments]):
+    for step in (["ruff", "check"], ["mypy", "--strict"], ["lint-imports", "--no-logo"], ["pytest", "-n", "2", *arguments]):
         say(" ".join(step))
         code = run([os.path.join(os.path.dirname(PYTHON), step[0]), *step[1:]], cwd=ROOT)
         if code:

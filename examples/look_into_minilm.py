@@ -1,0 +1,24 @@
+"""Which heads of MiniLM link "she" to its two candidates, and what happens without the best of them."""
+
+import torch
+
+import headwise as hw
+from headwise.models import pretrained
+
+minilm = pretrained.load()
+inputs = minilm.tokenizer("The scientist thanked the engineer because she solved the problem.", return_tensors="pt")
+
+with torch.no_grad():
+    with hw.watch(minilm.model, minilm.tokenizer) as heads:
+        before = minilm.model(**inputs).last_hidden_state
+
+    for link in heads.find(("she", "scientist"), ("she", "engineer")):
+        print(f"{link.source} -> {link.target}")
+        for layer, head, weight in link.ranking[:3]:
+            print(f"    head {layer}.{head}: {weight:.2f}")
+
+    layer, head, _ = heads.find(("she", "scientist"))[0].ranking[0]
+    with hw.ablate(minilm.model, [(layer, head)]):
+        after = minilm.model(**inputs).last_hidden_state
+
+print(f"switching head {layer}.{head} off moves the output by {(after - before).norm() / before.norm():.1%}")

@@ -1,0 +1,69 @@
+"""What a newcomer meets first: the import, the README, the examples."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headwise
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def python(*arguments: str, folder: Path) -> str:
+    """What a fresh interpreter prints; its warnings are errors too."""
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True,
+                          env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    return done.stdout
+
+
+def test_importing_headwise_imports_no_torch_and_no_compiler(tmp_path: Path) -> None:
+    heavy = "torch transformers llvmlite click rich"
+    said = python("-c", f"import sys, headwise; print([name for name in {heavy!r}.split() if name in sys.modules])",
+                  folder=tmp_path)
+    assert said == "[]\n"
+
+
+def test_using_the_op_on_numpy_arrays_imports_no_torch(tmp_path: Path) -> None:
+    said = python("-c", "import sys, numpy as np, headwise as hw; x = np.ones((1, 2, 3, 5)); "
+                  "hw.attention(x, x, x, mask=hw.causal(), weights=True)[1].read(entropy=True); "
+                  "print('torch' in sys.modules)", folder=tmp_path)
+    assert said == "False\n"
+
+
+def test_the_map_is_complete_and_true() -> None:
+    assert set(headwise.__all__) == set(headwise._MODULE)
+    for name in headwise.__all__:
+        assert getattr(headwise, name).__module__ == headwise._MODULE[name]
+    assert set(headwise.__all__) <= set(dir(headwise))
+    with pytest.raises(AttributeError, match="module 'headwise' has no attribute 'atention'"):
+        headwise.atention  # noqa: B018
+
+
+def test_the_version_is_the_one_of_the_package() -> None:
+    assert f'version = "{headwise.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[path.stem for path in EXAMPLES])
+def test_examples_run(example: Path, tmp_path: Path) -> None:
+    assert python(str(example), folder=tmp_path).count("\n") >= 3
+
+
+def test_the_library_use_in_the_readme_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert len(blocks) == 2
+    python("-c", "".join(blocks), folder=tmp_path)
+    assert (tmp_path / "heads.html").stat().st_size > 10_000
+
+
+def test_the_links_in_the_readme_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).exists(), target
