@@ -62,12 +62,18 @@ def look(arguments: "list[str]") -> int:
 
 def test(arguments: "list[str]") -> int:
     """Runs every check even after one fails; returns the exit code of the first that did."""
+    checks = [
+        ["ruff", "check"],
+        ["mypy", "--strict"],
+        ["lint-imports", "--no-logo"],
+        ["pytest", "-n", "2", *arguments],
+    ]
     failed = []
-    for step in (["ruff", "check"], ["mypy", "--strict"], ["lint-imports", "--no-logo"], ["pytest", "-n", "2", *arguments]):
-        say(" ".join(step))
-        code = run([os.path.join(os.path.dirname(PYTHON), step[0]), *step[1:]], cwd=ROOT)
+    for check in checks:
+        say(" ".join(check))
+        code = run([os.path.join(os.path.dirname(PYTHON), check[0]), *check[1:]], cwd=ROOT)
         if code:
-            failed.append((step[0], code))
+            failed.append((check[0], code))
     if failed:
         print("go.py: failed: {}".format(", ".join(name for name, _ in failed)), flush=True)
     return failed[0][1] if failed else 0

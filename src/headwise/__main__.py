@@ -6,14 +6,16 @@ import sys
 def main() -> int:
     try:
         from headwise.cli import run
+
+        return run(sys.argv[1:])
     except ModuleNotFoundError as error:
-        if error.name not in {"click", "rich"}:
+        package = (error.name or "").partition(".")[0]
+        if package not in {"click", "rich"}:
             raise
-        sys.stderr.write(f'headwise: the command line needs {error.name}; run: pip install "headwise[look]"\n')
+        sys.stderr.write(f'headwise: the command line needs {package}; run: pip install "headwise[look]"\n')
         return 2
     except KeyboardInterrupt:
         return 130
-    return run(sys.argv[1:])
 
 
 if __name__ == "__main__":

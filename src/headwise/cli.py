@@ -204,6 +204,7 @@ def needs_extras() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("headwise"):
+        package = (error.name or "").partition(".")[0]
+        if package in {"", "headwise"}:
             raise
-        raise Refusal(f'this needs the package {error.name}; run: pip install "headwise[look]"') from error
+        raise Refusal(f'this needs the package {package}; run: pip install "headwise[look]"') from error
