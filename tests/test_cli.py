@@ -1,0 +1,218 @@
+"""`headwise look` on the real MiniLM: what it prints, the page it writes, and one clear line for each bad input."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from headwise import __main__, cli
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], folder: Path) -> str:
+    """The one line on stderr; nothing else was printed and nothing was written."""
+    before = sorted(folder.rglob("*"))
+    assert cli.run(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("headwise: ")
+    assert sorted(folder.rglob("*")) == before
+    return said.err
+
+
+def test_without_arguments_it_shows_the_scientist_and_the_engineer(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["look"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    rows = [line.split() for line in said.out.splitlines()]
+    for link in cli.LINKS:
+        assert any(link[0] in row and link[1] in row for row in rows)
+    # known-good: head 5.10 gives "scientist" .34 and "engineer" .26 from "she"
+    assert any("5.10" in row and any(word.startswith("0.34") for word in row) for row in rows)
+    assert any("5.10" in row and any(word.startswith("0.26") for word in row) for row in rows)
+    assert "72 heads" in said.out
+    assert "Trust: " in said.out
+    page = (folder / "heads.html").read_text()
+    assert "scientist" in page
+    assert [path.name for path in folder.iterdir()] == ["heads.html"]
+
+
+def test_a_text_of_ones_own_with_links_from_standard_input(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "The naïve [red] fox saw 東京 and slept.\n"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    assert cli.run(["look", "-", "--link", "fox:naïve", "-o", "other.html"]) == 0
+    assert "fox → naïve" in capsys.readouterr().out
+    assert [path.name for path in folder.iterdir()] == ["other.html"]
+
+
+def test_a_text_without_links_prints_the_kinds_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["look", "Nothing to link here."]) == 0
+    said = capsys.readouterr().out
+    assert "What kinds of heads there are" in said
+    assert "Which heads carry each link" not in said
+
+
+@pytest.mark.parametrize("columns", ["24", "40", "200"])
+def test_it_fits_the_terminal(
+    columns: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert cli.run(["look"]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= int(columns)
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(("link", "words"), [
+    ("she", "two words with a colon between, as in she:engineer; got 'she'"),
+    ("she:", "got 'she:'"),
+    (":engineer", "got ':engineer'"),
+    ("a:b:c", "got 'a:b:c'"),
+    ("", "got ''"),
+])
+def test_a_malformed_link(link: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in refused(["look", "--link", link], capsys, folder)
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t"])
+def test_an_empty_text(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the text is empty; give a sentence" in refused(["look", text], capsys, folder)
+
+
+def test_a_text_that_is_not_utf_8(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"caf\xe9")))
+    assert "the text must be UTF-8" in refused(["look", "-"], capsys, folder)
+
+
+def test_a_text_longer_than_the_model_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(["look", "word " * 600], capsys, folder)
+    assert "the text has 602 tokens" in said
+    assert "takes 512; shorten it" in said
+
+
+def test_a_link_whose_word_is_not_in_the_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'zebra'" in refused(["look", "--link", "she:zebra"], capsys, folder)
+
+
+def test_a_link_whose_word_is_in_the_text_twice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'the'" in refused(["look", "she saw the cat and the dog", "--link", "she:the"], capsys, folder)
+
+
+def test_a_model_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no/such/model" in refused(["look", "--model", "no/such/model"], capsys, folder)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "model.gguf", "model.safetensors", "pytorch_model.bin"])
+def test_a_file_that_is_not_a_model(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / name).write_bytes(b"GGUF is not what follows\n" * 10)
+    assert name in refused(["look", "--model", name], capsys, folder)
+
+
+@pytest.mark.parametrize("files", [{}, {"config.json": "{"}, {"config.json": '{"model_type": "bert"}'}],
+                         ids=["empty", "broken config", "no weights"])
+def test_a_folder_that_is_not_a_model(
+    files: dict[str, str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "model").mkdir()
+    for name, content in files.items():
+        (folder / "model" / name).write_text(content)
+    assert "model" in refused(["look", "--model", "model"], capsys, folder)
+
+
+def test_an_output_in_a_folder_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(["look", "-o", "gone/heads.html"], capsys, folder)
+    assert "cannot write gone/heads.html: there is no folder gone; make it" in said
+
+
+def test_an_output_that_is_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "it is a folder; name a file in it, as in -o here/heads.html" in refused(
+        ["look", "-o", str((folder / "here").mkdir() or "here")], capsys, folder)
+
+
+def test_an_output_in_a_folder_that_may_not_be_written_to(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    assert "may not be written to; give another place with -o" in refused(["look"], capsys, folder)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["look", "one", "two"], "unexpected extra argument"),
+    (["look", "--links", "a:b"], "No such option"),
+    (["look", "--model"], "requires an argument"),
+    (["lok"], "No such command 'lok'"),
+])
+def test_a_wrong_command_line(
+    arguments: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in refused(arguments, capsys, folder)
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_a_missing_extra(missing: str, tmp_path: Path) -> None:
+    done = headwise("look", folder=tmp_path, before=f"import sys; sys.modules[{missing!r}] = None")
+    assert done.returncode == 2
+    assert done.stderr == f'headwise: this needs the package {missing}; run: pip install "headwise[look]"\n'
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_a_missing_command_line_extra(missing: str, tmp_path: Path) -> None:
+    done = headwise("look", folder=tmp_path, before=f"import sys; sys.modules[{missing!r}] = None")
+    assert done.returncode == 2
+    assert done.stderr == f'headwise: the command line needs {missing}; run: pip install "headwise[look]"\n'
+
+
+def test_ctrl_c_is_quiet_and_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-m", "headwise", "look", "-"], cwd=tmp_path, stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(2)  # it is waiting for its text by then, or still importing: both must be quiet
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.strip()) == (130, b"", b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_the_command_line_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run", interrupted)
+    assert __main__.main() == 130
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
+    assert cli.run(["look", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "headwise, version 0.1.0" in said
+    assert "--link FROM:TO" in said
+
+
+def headwise(*arguments: str, folder: Path, before: str) -> subprocess.CompletedProcess[str]:
+    script = f"{before}\nimport runpy, sys\nsys.argv = {['headwise', *arguments]}"
+    script += "\nrunpy.run_module('headwise', run_name='__main__')"
+    return subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False)
