@@ -1,0 +1,245 @@
+"""The attention calls of one layer, and how the steps of a generation become one.
+
+B batch, H query heads, Hkv key/value heads, L queries, S keys, D width of q and k, Dv width of v.
+
+A step continues a call when its queries stand right after the call's queries and its keys begin with the call's keys. Then
+the queries are joined and the newest keys kept, so that memory grows with the length and not with its square.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from headwise.models.carrier import Plan
+from headwise.models.interface import Seen
+from headwise.scores import Options
+from headwise.shapes import Sizes
+from headwise.weights import Weights
+
+Tensor = torch.Tensor
+
+
+@dataclass(eq=False)
+class Call:
+    """One call, or the steps of one generation. Lists hold pieces along the queries, or keys that left a window."""
+
+    q: list[Tensor]  # [B, H, l, D] each
+    out: list[Tensor]  # [B, H, l, Dv]
+    lse: list[Tensor]  # [B, H, l]
+    bias: list[Tensor | None]  # broadcasts to [B, H, l, s]
+    left: list[tuple[Tensor, Tensor]]  # keys and values before those of k and v
+    k: Tensor  # [B, Hkv, s, D]
+    v: Tensor  # [B, Hkv, s, Dv]
+    options: Options
+    plan: Plan | None
+    start: int  # position of the first query
+    key_start: int  # position of the first key
+    at: int  # position of the first key of k
+    ids: Tensor | None  # [B, L]
+    real: Tensor | None  # [B, K] by position, which queries are no padding
+    key_real: Tensor | None  # [B, S] for cross-attention; else the queries' padding mask says it
+    cross: bool
+
+    @property
+    def L(self) -> int:
+        return sum(q.shape[2] for q in self.q)
+
+    @property
+    def end(self) -> int:
+        """The position after the last key."""
+        return self.at + self.k.shape[2]
+
+    def weights(self) -> Weights:
+        """The lazy weights [B, H, L, S] of all steps together."""
+        q, out, lse = _joined(self.q, 2), _joined(self.out, 2), _joined(self.lse, 2)
+        k = _joined([*(k for k, _ in self.left), self.k], 2)
+        v = _joined([*(v for _, v in self.left), self.v], 2)
+        B, H, L, D = q.shape
+        sizes = Sizes(B, H, k.shape[1], L, k.shape[2], D, v.shape[3])
+        options = self.options
+        if len(self.q) > 1:
+            mask = None if self.plan is None else self.plan.place(self.start, self.key_start, L, sizes.S).mask
+            steps = [piece.shape[2] for piece in self.q]
+            options = replace(options, mask=mask, bias=_joined_bias(self.bias, steps, sizes.S))
+        return Weights(q, k, v, out, lse, options, sizes)
+
+    def query_mask(self) -> Tensor | None:
+        """Which queries are no padding, [B, L]; None where all are, or it is not known."""
+        return self._real_at(self.start, self.L)
+
+    def key_mask(self) -> Tensor | None:
+        """Which keys are no padding, [B, S]; None where all are, or it is not known."""
+        return self.key_real if self.cross else self._real_at(self.key_start, self.end - self.key_start)
+
+    def _real_at(self, start: int, n: int) -> Tensor | None:
+        if self.real is None:
+            return None
+        real = self.real[:, start : start + n]
+        return real if real.shape[1] == n else None
+
+
+def new_call(seen: Seen) -> Call:
+    """What is kept of an attention call: q, k, v, lse and the output, detached."""
+    w, plan, cross = seen.weights, seen.plan, seen.place.cross
+    q, k, v, out, lse = (x.detach() for x in (w._q, w._k, w._v, w._out, w._lse))
+    options = _detached(w._options)
+    ids = seen.run.ids
+    key_start = 0 if plan is None else plan.kv_offset
+    return Call(
+        q=[q],
+        out=[out],
+        lse=[lse],
+        bias=[options.bias],
+        left=[],
+        k=k,
+        v=v,
+        options=options,
+        plan=plan,
+        start=seen.run.past if cross or plan is None else plan.q_offset,
+        key_start=key_start,
+        at=key_start,
+        ids=ids if ids is not None and ids.shape == (q.shape[0], q.shape[2]) else None,
+        real=seen.run.real if cross or plan is None else plan.padding,
+        key_real=seen.real,
+        cross=cross,
+    )
+
+
+def add_call(calls: list[Call], seen: Seen) -> None:
+    """Appends an attention call to its layer's, or joins it to the last one."""
+    new = new_call(seen)
+    order = _continuation(calls[-1], new) if calls else None
+    if order is not None:
+        join(calls[-1], new, order)
+        kept, fresh = calls[-1], not new.cross
+    else:
+        if calls:
+            _share_keys(calls, new)
+        calls.append(new)
+        kept, fresh = new, True
+    if seen.in_place and fresh:  # a static cache goes on writing into the keys it handed out
+        kept.k, kept.v = kept.k.clone(), kept.v.clone()
+
+
+def join(old: Call, new: Call, order: list[int]) -> None:
+    """The queries of `new` behind those of `old`, and the newest keys. order: the entry of `old` each entry goes on from."""
+    if order != list(range(len(order))):
+        _reorder(old, order)
+    old.q += new.q
+    old.out += new.out
+    old.lse += new.lse
+    old.bias += new.bias
+    old.ids = None if old.ids is None or new.ids is None else torch.cat([old.ids, new.ids], 1)
+    old.real, old.plan = new.real, new.plan
+    if old.cross:
+        return
+    if new.at > old.at:  # a sliding window has let go of its oldest keys
+        gone = slice(0, new.at - old.at)
+        old.left.append((old.k[:, :, gone].clone(), old.v[:, :, gone].clone()))
+    old.k, old.v, old.at = new.k, new.v, new.at
+
+
+def _continuation(old: Call, new: Call) -> list[int] | None:
+    """Which entries of `old` the entries of `new` go on from, or None where `new` is no next step under the same rule."""
+    alike = (
+        new.start > 0
+        and new.start == old.start + old.L
+        and old.k.shape[:2] == new.k.shape[:2]
+        and old.k.dtype == new.k.dtype
+        and same_options(old.options, new.options)
+        and _same_rule(old, new)
+    )
+    if not alike or (not old.cross and not old.at <= new.at <= old.end <= new.end):
+        return None
+    return _beam_order(*_overlap(old, new))
+
+
+def _same_rule(old: Call, new: Call) -> bool:
+    """Whether one mask, a function of positions, holds for both: for self-attention it must hide later keys."""
+    if old.plan is None or new.plan is None:
+        return old.cross and old.plan is new.plan and old.options.mask is new.options.mask is None
+    if not old.cross and not (old.plan.causal and new.plan.causal):
+        return False
+    return old.plan.signature is not None and old.plan.signature == new.plan.signature
+
+
+def same_options(old: Options, new: Options) -> bool:
+    """Whether two calls of a layer score alike, mask and bias aside."""
+    sinks = old.sinks is new.sinks or (
+        old.sinks is not None and new.sinks is not None and torch.equal(old.sinks, new.sinks)
+    )
+    return old.scale == new.scale and old.softcap == new.softcap and sinks and (old.bias is None) == (new.bias is None)
+
+
+def _overlap(old: Call, new: Call) -> tuple[Tensor, Tensor]:
+    """The keys both calls have, as each has them."""
+    if old.cross:
+        return old.k, new.k
+    return old.k[:, :, new.at - old.at :], new.k[:, :, : old.end - new.at]
+
+
+def _beam_order(before: Tensor, after: Tensor) -> list[int] | None:
+    """The entry of `before` that each entry of `after` equals (beam search swaps them between steps), or None."""
+    if before.shape != after.shape:
+        return None
+    entries = range(after.shape[0])
+    if before.data_ptr() == after.data_ptr() or torch.equal(before, after):
+        return list(entries)
+    order = []
+    for b in entries:
+        source = next((n for n in (b, *entries) if torch.equal(before[n], after[b])), None)
+        if source is None:
+            return None
+        order.append(source)
+    return order
+
+
+def _reorder(call: Call, order: list[int]) -> None:
+    at = torch.tensor(order, device=call.k.device)
+
+    def pick(x: Any) -> Any:
+        return x if x is None or x.shape[0] != len(order) else x[at]
+
+    call.q, call.out, call.lse, call.bias = ([pick(x) for x in xs] for xs in (call.q, call.out, call.lse, call.bias))
+    call.left = [(pick(k), pick(v)) for k, v in call.left]
+    call.k, call.v, call.ids = pick(call.k), pick(call.v), pick(call.ids)
+
+
+def _share_keys(calls: list[Call], new: Call) -> None:
+    """Steps that cannot be joined still hold one set of keys: the older ones become the beginning of the newer ones."""
+    last = calls[-1]
+    n = last.k.shape[2]
+    if last.cross or last.left or last.at != new.at or last.k.shape[:2] != new.k.shape[:2] or new.k.shape[2] < n:
+        return
+    if not (torch.equal(last.k, new.k[:, :, :n]) and torch.equal(last.v, new.v[:, :, :n])):
+        return
+    shared = last.k.untyped_storage().data_ptr()
+    for old in reversed(calls):
+        if old.left or old.k.untyped_storage().data_ptr() != shared:
+            return
+        old.k, old.v = new.k[:, :, : old.k.shape[2]], new.v[:, :, : old.k.shape[2]]
+
+
+def _detached(options: Options) -> Options:
+    sinks = None if options.sinks is None else options.sinks.detach()
+    return replace(options, sinks=sinks, bias=None if options.bias is None else options.bias.detach())
+
+
+def _joined(pieces: list[Tensor], axis: int) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
+
+
+def _joined_bias(pieces: list[Tensor | None], steps: list[int], S: int) -> Tensor | None:
+    """The biases of the steps as one [b, h, L, S]; keys a step had not seen yet get 0, which the mask hides."""
+    there = [x for x in pieces if x is not None]
+    if not there:
+        return None
+    b, h = (max(x.shape[axis] for x in there) for axis in (0, 1))
+    rows = []
+    for x, l in zip(there, steps, strict=True):
+        s = x.shape[3] if x.shape[3] > 1 else S
+        rows.append(torch.nn.functional.pad(x.expand(b, h, l, s), (0, S - s)))
+    return torch.cat(rows, 2)

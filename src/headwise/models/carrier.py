@@ -1,0 +1,311 @@
+"""How a mask travels through a Hugging Face model: from transformers' mask functions to an attention layer.
+
+B batch, L queries, S keys. transformers states a mask as a function of absolute positions, a padding mask [B, K] and two
+offsets; it is translated into headwise's masks, and no [B, 1, L, S] array is made unless the model itself does
+arithmetic on its mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from transformers import masking_utils
+
+from headwise import masks
+from headwise.masks import Mask
+
+_HOME = masking_utils.__name__
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What transformers says about a mask: query i is at q_offset + i, key j at kv_offset + j.
+
+    function: (b, h, position of the query, position of the key) -> bool; padding: bool [B, K], True = real, by absolute
+    key position; keys beyond it are not real. vmap: the function may only be called on scalars under torch.vmap.
+    """
+
+    function: Callable[..., Any]
+    padding: torch.Tensor | None
+    B: int
+    L: int
+    S: int
+    q_offset: int
+    kv_offset: int
+    device: torch.device
+    vmap: bool
+
+    @cached_property
+    def mask(self) -> Mask | None:
+        """The headwise mask, or None where every query sees every key."""
+        rule = _translate(self.function, self)
+        real = self.real
+        if rule is None or real is None:
+            return rule if real is None else masks.keys(real)
+        return rule & masks.keys(real)
+
+    @cached_property
+    def real(self) -> torch.Tensor | None:
+        """Which keys are real, [B, S]; None where all are."""
+        if self.padding is None:
+            return None
+        real = self.padding[:, self.kv_offset : self.kv_offset + self.S]
+        if real.shape[1] < self.S:
+            real = torch.nn.functional.pad(real, (0, self.S - real.shape[1]))
+        return None if bool(real.all()) else real
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether no query sees a key after its own position."""
+        return _is_causal(self.function)
+
+    @cached_property
+    def signature(self) -> tuple[Any, ...] | None:
+        """What the function says, comparable across calls; None where that cannot be known."""
+        return _signature(self.function)
+
+    def place(self, q_offset: int, kv_offset: int, L: int, S: int) -> Plan:
+        """The same rule for other queries and keys: it is a function of absolute positions."""
+        return replace(self, q_offset=q_offset, kv_offset=kv_offset, L=L, S=S)
+
+    def crop(self, S: int) -> Plan:
+        """The first S keys."""
+        return self if S == self.S else replace(self, S=S)
+
+    def dense(self) -> torch.Tensor:
+        """Booleans [B, 1, L, S], made by transformers itself."""
+        dense: Any = masking_utils.sdpa_mask(
+            batch_size=self.B,
+            q_length=self.L,
+            kv_length=self.S,
+            q_offset=self.q_offset,
+            kv_offset=self.kv_offset,
+            mask_function=self.function,
+            attention_mask=self.padding,
+            allow_is_causal_skip=False,
+            allow_is_bidirectional_skip=False,
+            use_vmap=self.vmap,
+            device=self.device,
+        )
+        return dense.expand(self.B, 1, self.L, self.S)  # not None: both skips are off
+
+
+class MaskCarrier(torch.Tensor):
+    """A boolean mask [B, 1, L, S] without storage, which models may pass on, move and slice.
+
+    Being a tensor it passes their isinstance and shape checks. Whatever else is done to it acts on the dense mask, so a
+    model that computes with its mask stays right and only pays the memory it would have paid anyway.
+    """
+
+    plan: Plan
+
+    @staticmethod
+    def __new__(cls, plan: Plan) -> MaskCarrier:
+        shape = (plan.B, 1, plan.L, plan.S)
+        carrier: MaskCarrier = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, shape, dtype=torch.bool, device=plan.device
+        )
+        carrier.plan = plan
+        return carrier
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"MaskCarrier(shape={tuple(self.shape)}, device={self.device})"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        plan = args[0].plan if args and isinstance(args[0], MaskCarrier) else None
+        if plan is not None:
+            kept = _kept(func, plan, args, kwargs)
+            if kept is not None:
+                return MaskCarrier(kept)
+
+        def dense(x: Any) -> Any:
+            return x.plan.dense() if isinstance(x, MaskCarrier) else x
+
+        return func(*tree_map(dense, args), **tree_map(dense, kwargs))
+
+
+def _kept(func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
+    """The plan after an operation that leaves it a plan, or None."""
+    aten = torch.ops.aten
+    if func in (aten.detach.default, aten.alias.default, aten.clone.default):
+        return plan
+    if func is aten._to_copy.default and kwargs.get("dtype") in (None, torch.bool):
+        device = torch.device(kwargs.get("device") or plan.device)
+        padding = None if plan.padding is None else plan.padding.to(device)
+        return replace(plan, device=device, padding=padding)
+    if func is aten.slice.Tensor:
+        axis, start, stop, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+        size = plan.B, 1, plan.L, plan.S
+        start, stop, step = slice(start, stop, step).indices(size[axis])
+        if step == 1 and (start, stop) == (0, size[axis]):
+            return plan
+        if step == 1 and axis % 4 == 2:
+            return replace(plan, q_offset=plan.q_offset + start, L=max(0, stop - start))
+        if step == 1 and axis % 4 == 3:
+            return replace(plan, kv_offset=plan.kv_offset + start, S=max(0, stop - start))
+    return None
+
+
+def mask_function(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> torch.Tensor:
+    """What is registered in transformers' AttentionMaskInterface: a MaskCarrier, never None.
+
+    None would mean "be causal yourself", which leaves open where the queries stand (StaticCache: L < S).
+    """
+    if attention_mask is not None and attention_mask.ndim != 2:
+        return attention_mask  # made before, by a step of `generate`
+    # The model's caller may write into its padding mask later.
+    padding = None if attention_mask is None else attention_mask.to(torch.bool).clone()
+    return MaskCarrier(
+        Plan(
+            function=mask_function,
+            padding=padding,
+            B=batch_size,
+            L=q_length,
+            S=kv_length,
+            q_offset=int(q_offset),
+            kv_offset=int(kv_offset),
+            device=torch.device(device),
+            vmap=use_vmap,
+        )
+    )
+
+
+def _parts(function: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
+    """The name of one of transformers' own mask functions and what its closure holds; "" for any other function."""
+    if getattr(function, "__module__", None) != _HOME:
+        return "", {}
+    cells = getattr(function, "__closure__", None) or ()
+    held = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+    return function.__qualname__.removesuffix(".<locals>.inner_mask"), held
+
+
+def _translate(function: Callable[..., Any], plan: Plan) -> Mask | None:
+    """The headwise mask of a mask function; None where it lets every query see every key."""
+    name, held = _parts(function)
+    at = plan.q_offset - plan.kv_offset
+    if name == "bidirectional_mask_function":
+        return None
+    if name == "causal_mask_function":
+        return masks.causal(at)
+    if name == "sliding_window_overlay" and isinstance(held["sliding_window"], int):
+        return masks.window(held["sliding_window"] - 1, None, at)
+    if name == "sliding_window_bidirectional_overlay" and isinstance(held["sliding_window"], int):
+        return masks.window(held["sliding_window"], held["sliding_window"], at)
+    if name == "chunked_overlay":
+        left = held["left_padding"].to(plan.device)[:, None]
+        return masks.documents(*((at - left) // held["chunk_size"] for at in _positions(plan)))
+    if name == "blockwise_overlay":
+        ids = held["block_sequence_ids"].to(plan.device)
+        queries, keys = (_take(ids, at) for at in _positions(plan))
+        return masks.documents(torch.where(queries < 0, -1, queries), torch.where(keys < 0, -2, keys))
+    if name == "packed_sequence_mask_function":
+        ids = held["packed_sequence_mask"].to(plan.device)
+        return masks.documents(*(_take(ids, at) for at in _positions(plan)))
+    if name == "padding_mask_function":
+        return masks.keys(_take(held["padding_mask"].to(plan.device, torch.bool), _positions(plan)[1]))
+    if name == "and_masks.<locals>.and_mask":
+        return _all_of(held["mask_functions"], plan)
+    if name == "or_masks.<locals>.or_mask":
+        either = [_translate(f, plan) for f in held["mask_functions"]]
+        return None if any(x is None for x in either) else _join(either, lambda x, y: x | y)
+    return masks.mask_mod(_pointwise(function, plan))
+
+
+def _all_of(functions: tuple[Callable[..., Any], ...], plan: Plan) -> Mask | None:
+    """An intersection. Beside "same packed sequence", positions within the sequence compare as absolute ones do."""
+    packed = any(_parts(f)[0] == "packed_sequence_mask_function" for f in functions)
+    rules = []
+    for f in functions:
+        name, held = _parts(f)
+        if packed and name == "remap_positions_for_packed_sequence" and _by_distance(held["mask_function"]):
+            f = held["mask_function"]
+        rules.append(_translate(f, plan))
+    rules = [rule for rule in rules if rule is not None]
+    return _join(rules, lambda x, y: x & y) if rules else None
+
+
+def _join(rules: list[Any], operation: Callable[[Any, Any], Any]) -> Mask:
+    joined: Mask = rules[0]
+    for rule in rules[1:]:
+        joined = operation(joined, rule)
+    return joined
+
+
+def _by_distance(function: Callable[..., Any]) -> bool:
+    """Whether the function looks at nothing but how far apart query and key are."""
+    name, held = _parts(function)
+    if name in ("and_masks.<locals>.and_mask", "or_masks.<locals>.or_mask"):
+        return all(_by_distance(f) for f in held["mask_functions"])
+    return name in (
+        "bidirectional_mask_function",
+        "causal_mask_function",
+        "sliding_window_overlay",
+        "sliding_window_bidirectional_overlay",
+    )
+
+
+def _is_causal(function: Callable[..., Any]) -> bool:
+    name, held = _parts(function)
+    if name == "and_masks.<locals>.and_mask":
+        return any(_is_causal(f) for f in held["mask_functions"])
+    if name == "or_masks.<locals>.or_mask":
+        return all(_is_causal(f) for f in held["mask_functions"])
+    return name == "causal_mask_function"
+
+
+def _signature(function: Callable[..., Any]) -> tuple[Any, ...] | None:
+    name, held = _parts(function)
+    if not name or name.startswith(("blockwise", "packed", "remap", "padding", "add_offsets")):
+        return None  # they hold arrays for the positions of one call
+    if "mask_functions" in held:
+        inner = [_signature(f) for f in held["mask_functions"]]
+        return None if any(x is None for x in inner) else (name, *inner)
+    return (name, *(tuple(x.tolist()) if isinstance(x, torch.Tensor) else x for _, x in sorted(held.items())))
+
+
+def _positions(plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Absolute positions of the queries [L] and of the keys [S]."""
+    queries = torch.arange(plan.L, device=plan.device) + plan.q_offset
+    return queries, torch.arange(plan.S, device=plan.device) + plan.kv_offset
+
+
+def _take(ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """ids [B, K] at the positions `at` [n] -> [B, n]."""
+    return ids[:, at]
+
+
+def _pointwise(function: Callable[..., Any], plan: Plan) -> Callable[[Any, Any, Any, Any], Any]:
+    """A mask function nobody here knows, called one place at a time under torch.vmap, as transformers calls it."""
+
+    def allowed(b: Any, h: Any, i: Any, j: Any) -> Any:
+        torch_in = isinstance(j, torch.Tensor)
+        device = j.device if torch_in else torch.device("cpu")
+        at = torch.broadcast_tensors(*(torch.as_tensor(x, device=plan.device) for x in (b, h, i, j)))
+        shape = at[0].shape
+        b, h, i, j = (x.reshape(-1) for x in at)
+        with masking_utils.TransformGetItemToIndex():
+            found = torch.vmap(function)(b, h * 0, i + plan.q_offset, j + plan.kv_offset)
+        found = found.reshape(shape).to(device)
+        return found if torch_in else found.numpy()
+
+    return allowed

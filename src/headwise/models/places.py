@@ -1,0 +1,113 @@
+"""Where a model's attention layers are, found before it runs: part, layer and number of heads of each.
+
+A part is one stack of layers: "self" where a model has one; "encoder", "decoder" and "cross" in an encoder-decoder
+model; else the dotted path of the stack, with ".cross" after it for its cross-attention.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+
+import torch
+
+_INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+_CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_attention", re.IGNORECASE)
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads", "heads")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One attention module: its path in the model, its part and layer, and its heads where they can be told."""
+
+    module: torch.nn.Module
+    path: str
+    part: str
+    layer: int
+    heads: int | None
+    cross: bool
+    owner: str  # path of the nearest model (PreTrainedModel) around it
+
+
+def find_places(model: torch.nn.Module) -> list[Place]:
+    """All modules whose attention goes through transformers' interface, in the model's own order."""
+    from transformers import PreTrainedModel
+
+    models = [path for path, m in model.named_modules() if isinstance(m, PreTrainedModel)]
+    layers = ((path, m) for path, m in model.named_modules() if not isinstance(m, PreTrainedModel))
+    found = [(path, m) for path, m in layers if uses_interface(type(m))]
+    stacks: dict[tuple[str, bool], list[tuple[str, torch.nn.Module]]] = {}
+    for path, module in found:
+        stacks.setdefault((_stack(path), is_cross(path, module)), []).append((path, module))
+    names = _part_names(list(stacks))
+    places = []
+    for key, members in stacks.items():
+        first = [_numbers(path)[:1] for path, _ in members]
+        stated = len(set(first)) == len(first) and all(first)  # else hierarchical: count through
+        for rank, (path, module) in enumerate(members):
+            layer = first[rank][0] if stated else rank
+            owner = max((m for m in models if not m or path == m or path.startswith(m + ".")), key=len, default="")
+            places.append(Place(module, path, names[key], layer, _head_count(module), key[1], owner))
+    return places
+
+
+def uses_interface(cls: type) -> bool:
+    """Whether a module class looks its attention function up in transformers' interface."""
+    for base in cls.__mro__:
+        if base in (torch.nn.Module, object):
+            continue
+        for member in vars(base).values():
+            code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
+            if code is not None and _INTERFACE in code.co_names:
+                return True
+    return False
+
+
+def is_cross(path: str, module: torch.nn.Module) -> bool:
+    """Whether a module attends from a decoder to an encoder: it says so itself, or by its name."""
+    stated = getattr(module, "is_cross_attention", None)
+    if isinstance(stated, bool):
+        return stated
+    own = path[len(_stack(path)) :]
+    return bool(_CROSS.search(own) or "Cross" in type(module).__name__)
+
+
+def _head_count(module: torch.nn.Module) -> int | None:
+    for owner in (module, getattr(module, "config", None)):
+        for name in _HEADS:
+            n = getattr(owner, name, None)
+            if isinstance(n, int) and not isinstance(n, bool) and n > 0:
+                return n
+    return None
+
+
+def _numbers(path: str) -> tuple[int, ...]:
+    return tuple(int(x) for x in path.split(".") if x.isdigit())
+
+
+def _stack(path: str) -> str:
+    """The path up to the first number: the list of layers."""
+    parts = path.split(".")
+    at = next((n for n, x in enumerate(parts) if x.isdigit()), len(parts))
+    return ".".join(parts[:at])
+
+
+def _part_names(keys: list[tuple[str, bool]]) -> dict[tuple[str, bool], str]:
+    own, cross = ([key for key in keys if key[1] is which] for which in (False, True))
+    names: dict[tuple[str, bool], str] = {}
+    if len(own) == 1:
+        names[own[0]] = "self"
+    elif len(own) == 2 and len(cross) <= 1:
+        sides = [_side(stack) for stack, _ in own]
+        if sorted(sides) == ["decoder", "encoder"]:
+            names.update(zip(own, sides, strict=True))
+    if len(cross) == 1 and len(names) == len(own):
+        names[cross[0]] = "cross"
+    return {key: names.get(key, key[0] + (".cross" if key[1] else "")) for key in keys}
+
+
+def _side(stack: str) -> str:
+    """"encoder" or "decoder" by the first of the two words in the path, "" without them."""
+    found = re.search(r"encoder|decoder", stack)
+    return found[0] if found else ""

@@ -1,0 +1,330 @@
+"""`watch`: what every head of a Hugging Face model does, while it runs, in O(L) memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from headwise.models.calls import Call, add_call
+from headwise.models.interface import Seen, Session
+from headwise.weights import Check, Weights
+
+if TYPE_CHECKING:
+    from headwise.heads.find import Link
+    from headwise.heads.words import Words
+
+
+@contextmanager
+def watch(model: Any, tokenizer: Any = None) -> Iterator[Heads]:
+    """Watches the heads of any Hugging Face model whose attention goes through transformers' attention interface.
+
+    B batch, H query heads, L queries, S keys. Inside the block the model's outputs equal its own eager ones within
+    rounding, and `output_attentions=True` (as an argument of the call) gives real per-head weights; afterwards the model
+    is exactly as it was. Of each layer only q, k, v, the output and one number a row are kept. The steps of a generation
+    become one `Weights` a layer.
+
+    Args:
+        model: a PreTrainedModel, or a torch module that holds one.
+        tokenizer: the tokenizer the inputs were made with, for tokens, words, `table` and `find`; may be None.
+    Returns:
+        a context manager that gives `Heads`; it can be read inside the block and after it.
+    Raises:
+        TypeError: model is no torch module. ValueError: its attention cannot be reached.
+
+    >>> import torch, headwise as hw
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(
+    ...     vocab_size=11, hidden_size=6, num_attention_heads=3, num_hidden_layers=2, intermediate_size=5)).eval()
+    >>> with hw.watch(model) as heads:
+    ...     _ = model(torch.tensor([[1, 7, 4, 2, 3]]))
+    >>> heads.layers, heads[1].shape, heads[1, 2].shape
+    ([0, 1], (1, 3, 5, 5), (1, 5, 5))
+    """
+    recorder = Recorder(model, tokenizer)
+    recorder.open()
+    try:
+        yield recorder.heads
+    finally:
+        recorder.close()
+
+
+class Recorder(Session):
+    """A session that keeps what it sees."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        super().__init__(model, "watch")
+        names = dict.fromkeys(place.part for place in self.places.values())
+        self.heads = Heads(type(model).__name__, {name: Part(name, tokenizer) for name in names})
+        for name, part in self.heads.parts.items():
+            part.cross = any(place.cross for place in self.places.values() if place.part == name)
+
+    def seen(self, call: Seen) -> list[int]:
+        part = self.heads.parts[call.place.part]
+        add_call(part.kept.setdefault(call.layer, []), call)
+        part.ids_above = self._ids_above(call) or part.ids_above
+        return []
+
+    def _ids_above(self, call: Seen) -> Any:
+        """The token ids of an enclosing model, for one that is handed embeddings itself."""
+        B, _, L, _ = call.weights.shape
+        for path, run in self.runs.items():
+            inside = not path or call.place.path.startswith(path + ".")
+            if inside and run.ids is not None and tuple(run.ids.shape) == (B, L):
+                return [run.ids]
+        return None
+
+
+class Part:
+    """One stack of attention layers: a model's own, its encoder, its decoder, or the cross-attention between the two."""
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        self.name, self.tokenizer = name, tokenizer
+        self.cross = False
+        self.kept: dict[int, list[Call]] = {}
+        self.ids_above: Any = None
+        self.source: Part | None = None  # of cross-attention: the part its keys come from
+        self.target: Part | None = None  # of cross-attention: the part its queries come from
+
+    def __repr__(self) -> str:
+        return f"Part({self.name!r}, layers={list(self.kept)})"
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that were seen, in order."""
+        return sorted(self.kept)
+
+    def num_heads(self, layer: int) -> int:
+        """How many query heads a layer has."""
+        return int(self._calls(layer)[0].q[0].shape[1])
+
+    def calls(self, layer: int) -> list[Weights]:
+        """The weights of each separate call of a layer; the steps of one generation are one call."""
+        return [call.weights() for call in self._calls(layer)]
+
+    def __getitem__(self, key: Any) -> Weights:
+        """`part[layer]` -> Weights [B, H, L, S]; `part[layer, head]` -> Weights [B, L, S].
+
+        Raises ValueError where there is no such layer or head, or the layer was called more than once with separate inputs.
+        """
+        layer, head = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
+        for name, n in (("layer", layer), ("head", head)):
+            if not (isinstance(n, int) or (name == "head" and n is None)) or isinstance(n, bool):
+                raise TypeError(f"heads: {name} must be an int, as in heads[5] or heads[5, 10]; got {n!r}")
+        weights = self.call(layer).weights()
+        if head is None:
+            return weights
+        if not 0 <= head < weights.shape[1]:
+            raise ValueError(f"heads: head must be 0 to {weights.shape[1] - 1} in layer {layer}; got {head}")
+        return weights.select(heads=head)
+
+    def call(self, layer: int) -> Call:
+        """The one call of a layer."""
+        calls = self._calls(layer)
+        if len(calls) > 1:
+            raise ValueError(
+                f"heads: layer {layer} of {self.name} was called {len(calls)} times with separate inputs; "
+                f"take one of heads.calls({layer}), or run one input in each `with hw.watch(...)` block"
+            )
+        return calls[0]
+
+    def _calls(self, layer: int) -> list[Call]:
+        if layer in self.kept:
+            return self.kept[layer]
+        if not self.kept:
+            raise ValueError(
+                f"heads: {self.name} has seen no attention call; run the model inside the `with hw.watch(model)` block"
+            )
+        raise ValueError(f"heads: layer must be one of {self.layers}; got {layer}")
+
+    # tokens and words
+
+    @property
+    def query_ids(self) -> Any:
+        """Token ids of the queries [B, L], or None where the model was not given ids."""
+        if not self.kept:
+            return None
+        call = self.call(self.layers[0])
+        if call.ids is not None:
+            return call.ids
+        if self.target is not None and self.target.kept:
+            return self.target.query_ids
+        above = self.ids_above[0] if self.ids_above else None
+        return above if above is not None and above.shape[1] == call.L else None
+
+    @property
+    def key_ids(self) -> Any:
+        """Token ids of the keys [B, S], or None where they are not known."""
+        if not self.kept:
+            return None
+        if self.cross:
+            return self.source.query_ids if self.source is not None else None
+        ids, call = self.query_ids, self.call(self.layers[0])
+        return ids if ids is not None and (call.start, call.L) == (call.key_start, call.end - call.key_start) else None
+
+    def _strings(self, ids: Any) -> list[list[str]] | None:
+        if ids is None or self.tokenizer is None:
+            return None
+        return [self.tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids]
+
+    def _grouped(self, ids: Any) -> list[Words] | None:
+        from headwise.heads.words import words_of
+
+        return None if ids is None or self.tokenizer is None else [words_of(self.tokenizer, row.tolist()) for row in ids]
+
+    @property
+    def tokens(self) -> list[list[str]] | None:
+        """The tokens of each batch entry; None without a tokenizer or without ids."""
+        return self._strings(self.query_ids)
+
+    query_tokens = tokens
+
+    @property
+    def key_tokens(self) -> list[list[str]] | None:
+        """The tokens of the keys of each batch entry."""
+        return self._strings(self.key_ids)
+
+    @property
+    def words(self) -> list[Words] | None:
+        """Which tokens make a word, for each batch entry; None without a tokenizer or without ids."""
+        return self._grouped(self.query_ids)
+
+    query_words = words
+
+    @property
+    def key_words(self) -> list[Words] | None:
+        """Which tokens make a word, for the keys of each batch entry."""
+        return self._grouped(self.key_ids)
+
+    # readings
+
+    def table(self) -> list[dict[str, Any]]:
+        """One dict a head: layer, head, kind and what it attends to; see `headwise.heads.kinds.table`."""
+        from headwise.heads.kinds import table
+
+        return table(self)
+
+    def find(self, *links: tuple[str, str], batch: int | None = None) -> list[Link]:
+        """Ranks all heads for each link (from word, to word); see `headwise.heads.find.find`."""
+        from headwise.heads.find import find
+
+        return find(self, links, batch)
+
+    def check(self) -> Check:
+        """The worst `Check` over the layers: rows sum to 1, and A . v equals each layer's real output within rounding."""
+        return worst([w.check() for layer in self.layers for w in self.calls(layer)])
+
+
+class Heads:
+    """What `watch` saw. Reads like its one `Part`; a model with several has them in `parts`."""
+
+    def __init__(self, model_name: str, parts: dict[str, Part]) -> None:
+        self.model_name, self.parts = model_name, parts
+        if "cross" in parts:
+            parts["cross"].source = parts.get("encoder")
+            parts["cross"].target = parts.get("decoder") or parts.get("self")
+
+    def __repr__(self) -> str:
+        return f"Heads({self.model_name}, parts={list(self.parts)})"
+
+    @cached_property
+    def main(self) -> Part:
+        """The one part that is no cross-attention. Raises ValueError where there are two."""
+        own = [part for part in self.parts.values() if not part.cross]
+        seen = [part for part in own if part.kept]
+        if len(own) == 1 or len(seen) == 1:
+            return (seen or own)[0]
+        raise ValueError(f"heads: {self.model_name} has several parts; say which: {', '.join(map(self._say, self.parts))}")
+
+    @staticmethod
+    def _say(name: str) -> str:
+        return f"heads.{name}" if name in ("encoder", "decoder", "cross") else f"heads.parts[{name!r}]"
+
+    def _part(self, name: str) -> Part:
+        if name in self.parts:
+            return self.parts[name]
+        raise ValueError(f"heads: {self.model_name} has no part {name}; it has {', '.join(map(self._say, self.parts))}")
+
+    @property
+    def cross(self) -> Part:
+        """Cross-attention: the decoder's queries over the encoder's keys."""
+        return self._part("cross")
+
+    @property
+    def encoder(self) -> Part:
+        """The encoder's self-attention, of a model that has an encoder and a decoder."""
+        return self._part("encoder")
+
+    @property
+    def decoder(self) -> Part:
+        """The decoder's self-attention, of a model that has an encoder and a decoder."""
+        return self._part("decoder")
+
+    def __getitem__(self, key: Any) -> Weights:
+        """`heads[layer]` -> Weights [B, H, L, S]; `heads[layer, head]` -> Weights [B, L, S]."""
+        return self.main[key]
+
+    @property
+    def layers(self) -> list[int]:
+        return self.main.layers
+
+    def num_heads(self, layer: int) -> int:
+        return self.main.num_heads(layer)
+
+    def calls(self, layer: int) -> list[Weights]:
+        return self.main.calls(layer)
+
+    @property
+    def tokens(self) -> list[list[str]] | None:
+        return self.main.tokens
+
+    query_tokens = tokens
+
+    @property
+    def key_tokens(self) -> list[list[str]] | None:
+        return self.main.key_tokens
+
+    @property
+    def words(self) -> list[Words] | None:
+        return self.main.words
+
+    query_words = words
+
+    @property
+    def key_words(self) -> list[Words] | None:
+        return self.main.key_words
+
+    def table(self) -> list[dict[str, Any]]:
+        """One dict a head, all parts, `part` saying which; see `headwise.heads.kinds.table`."""
+        return [row for part in self.parts.values() if part.kept for row in part.table()]
+
+    def find(self, *links: tuple[str, str], batch: int | None = None) -> list[Link]:
+        """Ranks all heads for each link (from word, to word); see `headwise.heads.find.find`."""
+        return self.main.find(*links, batch=batch)
+
+    def check(self) -> Check:
+        """The worst `Check` over all layers of all parts."""
+        seen = [part for part in self.parts.values() if part.kept]
+        return worst([part.check() for part in seen]) if seen else self.main.check()
+
+    def report(self, path: Any, links: Any = ()) -> Any:
+        """Writes one self-contained HTML file that shows every head; see `headwise.view.report.report`."""
+        from headwise.view.report import report
+
+        return report(self, path, links)
+
+
+def worst(checks: list[Check]) -> Check:
+    """One check that holds for all: the largest errors, against the tolerance of the layer nearest to its own."""
+    if not checks:
+        raise ValueError("heads: nothing has been seen; run the model inside the `with hw.watch(model)` block")
+    errors = [c for c in checks if c.output_error is not None]
+    nearest = max(errors, key=lambda c: (c.output_error or 0.0) / c.tolerance, default=checks[0])
+    return Check(
+        row_sum_error=max(c.row_sum_error for c in checks),
+        output_error=nearest.output_error if errors else None,
+        output_scale=nearest.output_scale,
+        tolerance=nearest.tolerance,
+        empty=sum(c.empty for c in checks),
+    )
