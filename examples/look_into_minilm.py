@@ -3,14 +3,14 @@
 import torch
 
 import headwise as hw
-from headwise.models import pretrained
+from headwise.models.pretrained import load_encoder_or_decoder
 
-minilm = pretrained.load()
-inputs = minilm.tokenizer("The scientist thanked the engineer because she solved the problem.", return_tensors="pt")
+model, tokenizer = load_encoder_or_decoder("minilm")
+inputs = tokenizer("The scientist thanked the engineer because she solved the problem.", return_tensors="pt")
 
 with torch.no_grad():
-    with hw.watch(minilm.model, minilm.tokenizer) as heads:
-        before = minilm.model(**inputs).last_hidden_state
+    with hw.watch(model, tokenizer) as heads:
+        before = model(**inputs).last_hidden_state
 
     for link in heads.find(("she", "scientist"), ("she", "engineer")):
         print(f"{link.source} -> {link.target}")
@@ -18,7 +18,7 @@ with torch.no_grad():
             print(f"    head {layer}.{head}: {weight:.2f}")
 
     layer, head, _ = heads.find(("she", "scientist"))[0].ranking[0]
-    with hw.ablate(minilm.model, [(layer, head)]):
-        after = minilm.model(**inputs).last_hidden_state
+    with hw.ablate(model, [(layer, head)]):
+        after = model(**inputs).last_hidden_state
 
 print(f"switching head {layer}.{head} off moves the output by {(after - before).norm() / before.norm():.1%}")

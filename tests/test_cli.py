@@ -132,8 +132,17 @@ def test_a_file_that_is_not_a_model(name: str, folder: Path, capsys: pytest.Capt
     assert name in refused(["look", "--model", name], capsys, folder)
 
 
-@pytest.mark.parametrize("files", [{}, {"config.json": "{"}, {"config.json": '{"model_type": "bert"}'}],
-                         ids=["empty", "broken config", "no weights"])
+BERT = '{"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 6, "num_attention_heads": 3}'
+
+
+@pytest.mark.parametrize("files", [
+    {},
+    {"config.json": "{", "model.safetensors": ""},
+    {"config.json": BERT},
+    {"config.json": BERT, "pytorch_model.bin": "pickle"},
+    {"config.json": BERT, "model.safetensors": "broken"},
+    {"config.json": '{"model_type": "unheard of"}', "model.safetensors": ""},
+], ids=["empty", "broken config", "no weights", "pickle", "broken weights", "unknown type"])
 def test_a_folder_that_is_not_a_model(
     files: dict[str, str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -17,10 +17,8 @@ from rich.text import Text
 
 import headwise
 
-if TYPE_CHECKING:
-    from headwise.models.pretrained import Pretrained
-
 SENTENCE = "The scientist thanked the engineer because she solved the problem."
+MODEL = "minilm"
 LINKS = (("she", "scientist"), ("she", "engineer"), ("solved", "problem"), ("scientist", "thanked"))
 HEADS_PER_LINK = 5
 HEADS_PER_KIND = 6
@@ -63,7 +61,8 @@ def commands() -> None:
 
 @commands.command()
 @click.argument("text", required=False)
-@click.option("--model", metavar="PATH_OR_NAME", help="A model's folder or .gguf file, or an installed model's name.")
+@click.option("--model", metavar="PATH_OR_NAME", default=MODEL, show_default=True,
+              help="A model's folder or .gguf file, or an installed model's name.")
 @click.option(
     "--link",
     "links",
@@ -81,7 +80,7 @@ def commands() -> None:
     show_default=True,
     help="The page to write.",
 )
-def look(text: str | None, model: str | None, links: list[tuple[str, str]], output: Path) -> None:
+def look(text: str | None, model: str, links: list[tuple[str, str]], output: Path) -> None:
     """Show what every head of a model does with TEXT.
 
     Prints which heads carry each link, and writes one page that shows every head and works offline. Without TEXT it
@@ -95,66 +94,49 @@ def look(text: str | None, model: str | None, links: list[tuple[str, str]], outp
 
     console, progress = Console(highlight=False), Console(stderr=True)
     with progress.status("Loading the model"):
-        pretrained = load(model)
-    inputs = tokenize(pretrained, text)
-    with progress.status("Watching every head"), headwise.watch(pretrained.model, pretrained.tokenizer) as heads:
-        pretrained.model(**inputs)
-    with progress.status("Reading them"):
-        try:
-            found = heads.find(*links) if links else []
-        except ValueError as error:
-            raise Refusal(str(error)) from error
-        kinds = {(row["layer"], row["head"]): str(row["kind"]) for row in heads.table()}
-        check = heads.check()
-    with progress.status("Drawing the page"):
-        try:
-            heads.report(output, links=links)
-        except OSError as error:
-            raise Refusal(f"cannot write {output}: {error.strerror}; give another place with -o") from error
+        loaded, tokenizer = load(model)
+    inputs = tokenize(loaded, tokenizer, text)
+    with progress.status("Watching every head"):
+        heads = watch(loaded, tokenizer, inputs)
+    with progress.status("Reading them"), refusing(ValueError):
+        part = heads.parts.get("encoder", heads)  # of two stacks over the text, the one that sees all of it
+        found = part.find(*links) if links else []
+        rows, check = heads.table(), heads.check()
+    with progress.status("Drawing the page"), refusing(OSError, f"cannot write {output}; give another place with -o: "):
+        heads.report(output, links=links)
 
-    console.print(
-        Text.assemble((pretrained.name, "bold"), f": {len(kinds)} heads, {inputs['input_ids'].shape[1]} tokens")
-    )
+    console.print(Text.assemble((model, "bold"), f": {len(rows)} heads in {len(part.layers)} layers, "
+                                f"{inputs['input_ids'].shape[1]} tokens"))
     if found:
-        console.print(link_table(found, kinds))
-    console.print(kind_table(kinds))
-    console.print(
-        f"Trust: the weights of each row sum to 1 within {check.row_sum_error:.0e}; the outputs rebuilt from them "
-        f"equal the model's own within {check.output_error:.0e}."
-    )
-    console.print(
-        Text(f"Wrote {output} ({output.stat().st_size / 1e6:.1f} MB): open it in a browser; it works offline.")
-    )
+        console.print(link_table(found, {(row["layer"], row["head"]): row["kind"] for row in part.table()}))
+    console.print(kind_table(rows))
+    console.print(trust(check))
+    console.print(Text(f"Wrote {output} ({output.stat().st_size / 1e6:.1f} MB): open it in a browser, also offline."))
 
 
 def link_table(found: list[Any], kinds: dict[tuple[int, int], str]) -> Table:
-    table = Table("link", "head", "weight", "", "kind", title="Which heads carry each link", title_justify="left")
+    table = Table("link", "head", "weight", "kind", title="Which heads carry each link", title_justify="left")
     for link in found:
         for rank, (layer, head, weight) in enumerate(link.ranking[:HEADS_PER_LINK]):
             name = Text(f"{link.source} → {link.target}" if rank == 0 else "")
-            table.add_row(
-                name,
-                f"{layer}.{head}",
-                f"{weight:.3f}",
-                bar(weight),
-                kinds[layer, head],
-                end_section=rank == HEADS_PER_LINK - 1,
-            )
+            table.add_row(name, f"{layer}.{head}", f"{weight:.3f}", kinds[layer, head],
+                          end_section=rank == HEADS_PER_LINK - 1)
     return table
 
 
-def kind_table(kinds: dict[tuple[int, int], str]) -> Table:
+def kind_table(rows: list[dict[str, Any]]) -> Table:
     by_kind = defaultdict(list)
-    for (layer, head), kind in kinds.items():
-        by_kind[kind].append(f"{layer}.{head}")
+    for row in rows:
+        by_kind[row["kind"]].append(f"{row['layer']}.{row['head']}")
     table = Table("kind", "heads", "which (layer.head)", title="What kinds of heads there are", title_justify="left")
     for kind, names in sorted(by_kind.items(), key=lambda item: -len(item[1])):
         table.add_row(kind, str(len(names)), " ".join(names[:HEADS_PER_KIND]) + " ..." * (len(names) > HEADS_PER_KIND))
     return table
 
 
-def bar(weight: float, width: int = 12) -> str:
-    return "█" * round(weight * width)
+def trust(check: Any) -> str:
+    return (f"How far to trust this: the weights of each row sum to 1 within {check.row_sum_error:.0e}; the outputs "
+            f"rebuilt from them equal the model's own within {check.output_error:.0e}.")
 
 
 def check_text(text: str | bytes) -> str:
@@ -178,25 +160,45 @@ def check_output(output: Path) -> None:
         raise Refusal(f"cannot write {output}: the folder {folder} may not be written to; give another place with -o")
 
 
-def load(model: str | None) -> Pretrained:
-    with needs_extras():
+def load(model: str) -> tuple[Any, Any]:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # what is not on this machine is not there
+    with needs_extras(), refusing(ValueError):
+        import torch  # noqa: F401 - before transformers, which without it says more than one line
+        from transformers.utils import logging
+
         from headwise.models import pretrained
 
-        try:
-            return pretrained.load(model)
-        except (OSError, ValueError) as error:
-            raise Refusal(str(error)) from error
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        return pretrained.load_encoder_or_decoder(model)
 
 
-def tokenize(pretrained: Pretrained, text: str) -> Any:
-    inputs = pretrained.tokenizer(text, return_tensors="pt")
-    length, limit = inputs["input_ids"].shape[1], pretrained.max_length
-    if limit is not None and length > limit:
-        raise Refusal(
-            f"the text has {length} tokens and {pretrained.name} takes {limit}; shorten it, or take a model "
-            "that reads more with --model"
-        )
+def tokenize(model: Any, tokenizer: Any, text: str) -> Any:
+    inputs = tokenizer(text, return_tensors="pt")
+    limits = [tokenizer.model_max_length, getattr(model.config.get_text_config(), "max_position_embeddings", None)]
+    length, limit = inputs["input_ids"].shape[1], min(limit for limit in limits if limit)
+    if length > limit:
+        raise Refusal(f"the text has {length} tokens and this model takes {limit}; shorten it, or name a model that "
+                      "takes more with --model")
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"]
     return inputs
+
+
+def watch(model: Any, tokenizer: Any, inputs: Any) -> Any:
+    import torch
+
+    with torch.no_grad(), refusing(ValueError), headwise.watch(model, tokenizer) as heads:
+        model(**inputs)
+    return heads
+
+
+@contextmanager
+def refusing(kind: type[Exception], words: str = "") -> Iterator[None]:
+    """Turns the library's own clear words about bad input into the one line of a refusal."""
+    try:
+        yield
+    except kind as error:
+        raise Refusal(f"{words}{error}") from error
 
 
 @contextmanager
