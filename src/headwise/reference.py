@@ -1,6 +1,7 @@
 """The specification: multi-head attention and every read of it, in plain NumPy and float64.
 
-B batch, H query heads, Hkv key heads, L queries, S keys, D width of q and k, Dv width of v, E model width; indices b h i j d.
+B batch, H query heads, Hkv key heads, L queries, S keys, D width of q and k, Dv width of v, E model width;
+indices b h i j d.
 Everything here makes L x S arrays and is slow; all other code is held against it.
 """
 
@@ -74,7 +75,7 @@ def multi_head_attention(
     context: Array | None = None,  # [B, S, E]
     **options: Any,
 ) -> Array:
-    """Concat(head_1 .. head_H) W_O with head_h = attention(x W_Q, c W_K, c W_V) (Vaswani et al., 2017, section 3.2.2)."""
+    """Concat(head_1 .. head_H) W_O, head_h = attention(x W_Q, c W_K, c W_V) (Vaswani et al., 2017, section 3.2.2)."""
     context = x if context is None else context
     q, k, v = (np.einsum("ble,hed->bhld", y, w) for y, w in ((x, w_q), (context, w_k), (context, w_v)))
     out = attention(q, k, v, **options).out  # [B, H, L, Dv]
@@ -83,9 +84,9 @@ def multi_head_attention(
 
 
 def gradients(q: Array, k: Array, v: Array, dout: Array, dlse: Array | float = 0.0, **options: Any) -> dict[str, Array]:
-    """Gradients of sum(out * dout) + sum(lse * dlse) for q, k, v, bias (not yet summed over broadcast axes), sinks, gate."""
+    """Gradients of sum(out * dout) + sum(lse * dlse); for bias [B, H, L, S] before summing over broadcast axes."""
     o = attention(q, k, v, **options)
-    B, H, L, S = o.weights.shape
+    B, H = o.lse.shape[:2]
     group = H // k.shape[1]
     k_h, v_h = (np.asarray(x, np.float64).repeat(group, 1) for x in (k, v))
     scale = options.get("scale") or q.shape[3] ** -0.5
@@ -138,7 +139,7 @@ def received(A: Array) -> Array:
 
 def offsets(A: Array, s: Array, m: int, offset: Array | int) -> Array:
     """[B, H, 2m + 1]: mean over the queries of the weight at j - position(i) = -m .. m."""
-    B, H, L, S = A.shape
+    _, _, L, S = A.shape
     distance = np.arange(S) - np.arange(L)[:, None] - np.reshape(offset, (-1, 1, 1))  # [B or 1, L, S]
     there = np.stack([(A * (distance == t)[:, None]).sum((2, 3)) for t in range(-m, m + 1)], axis=-1)
     return there / np.maximum((~empty_rows(s)).sum(2), 1)[..., None]
@@ -159,7 +160,7 @@ def top_k(A: Array, k: int) -> tuple[Array, Array]:
 
 
 def pooled(A: Array, s: Array, r: int, c: int, how: str = "mean") -> Array:
-    """[B, H, r, c]: mean, max or sum of A over an r x c grid; query i lies in row i * r // L, key j in column j * c // S."""
+    """[B, H, r, c]: mean, max or sum of A over a grid; query i lies in row i * r // L, key j in column j * c // S."""
     B, H, L, S = A.shape
     row, column = np.arange(L) * r // L, np.arange(S) * c // S
     full = ~empty_rows(s)
