@@ -138,11 +138,14 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
 def link_table(found: list[Any], kinds: dict[tuple[int, int], str]) -> Table:
     table = Table("link", "head", "weight", "kind", title="Which heads carry each link", title_justify="left")
     for link in found:
-        for rank, (layer, head, weight) in enumerate(link.ranking[:HEADS_PER_LINK]):
-            name = Text(f"{link.source} → {link.target}" if rank == 0 else "")
-            table.add_row(
-                name, f"{layer}.{head}", f"{weight:.3f}", kinds[layer, head], end_section=rank == HEADS_PER_LINK - 1
-            )
+        name = Text(f"{link.source} → {link.target}")
+        best = [entry for entry in link.ranking[:HEADS_PER_LINK] if entry[2] > 0]
+        if not best:  # as from a word to a later one, in a model that only looks back
+            table.add_row(name, "none", "0", "no head can look there")
+        for layer, head, weight in best:
+            table.add_row(name, f"{layer}.{head}", f"{weight:.3f}", kinds[layer, head])
+            name = Text()
+        table.add_section()
     return table
 
 
@@ -151,8 +154,14 @@ def kind_table(rows: list[dict[str, Any]]) -> Table:
     by_kind = defaultdict(list)
     for row in rows:
         by_kind[row["kind"]].append((row.get(STRENGTH.get(row["kind"], row["kind"])) or 0.0, row["layer"], row["head"]))
-    table = Table("kind", "heads", "strongest", "attends above all to", title="What kinds of heads there are",
-                  title_justify="left")
+    table = Table(
+        "kind",
+        "heads",
+        "strongest",
+        "attends above all to",
+        title="What kinds of heads there are",
+        title_justify="left",
+    )
     for kind, heads in sorted(by_kind.items(), key=lambda item: (-len(item[1]), item[0])):
         best = sorted(heads, key=lambda head: (-head[0], head[1:]))[:HEADS_PER_KIND]
         table.add_row(kind, str(len(heads)), ", ".join(f"{layer}.{head}" for _, layer, head in best), MEANING.get(kind))
@@ -188,7 +197,7 @@ def check_output(output: Path) -> None:
 
 
 def load(model: str) -> tuple[Any, Any]:
-    os.environ["HF_HUB_OFFLINE"] = "1"  # what is not on this machine is not there
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}  # what is not on this machine is not there; no bars
     with needs_extras(), refusing(ValueError):
         import torch  # noqa: F401 - before transformers, which without it says more than one line
         from transformers.utils import logging
