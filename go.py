@@ -146,11 +146,11 @@ def new_environment() -> None:
 def pip(*arguments: str) -> None:
     """pip install, showing what is fetched; the whole of its output where it fails."""
     # No compiler is needed; and bytecode is made only of what is really imported, which is much quicker.
-    options = "--only-binary :all: --no-compile --progress-bar off --disable-pip-version-check --no-input".split()
+    options = ["--only-binary", ":all:", "--no-compile", "--progress-bar", "off"]
     constraints = ["--constraint", os.path.join(ROOT, "constraints.txt")]
     # An index of CPU builds, a proxy, a cache: pip's own settings hold. Only where to install is not theirs to say.
     environment = {name: value for name, value in os.environ.items() if name not in ("PIP_TARGET", "PIP_PREFIX")}
-    environment["PIP_USER"] = "0"
+    environment.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
     process = subprocess.Popen(
         [PYTHON, "-m", "pip", "install", *options, *constraints, *arguments],
         env=environment,
