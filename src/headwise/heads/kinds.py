@@ -97,25 +97,22 @@ def measures(weights: Weights, text: Text | None = None) -> list[dict[str, Any]]
     reads = weights.read(entropy=True, distance=True, top_k=1)
     empty = to_numpy(reads.empty)
     rows = text.rows[:, None] & ~empty  # [B, H, L]
-    first = _mean(_at_keys(weights, text.keys.argmax(1)[:, None]), rows)
+    places = places_of(weights, text)
+    shares = {name: _mean(*x, rows) for name, x in row_shares(weights, places).items()}
     columns: dict[str, Any] = {
-        "entropy": _mean(to_numpy(reads.entropy), rows),
+        "entropy": _mean(to_numpy(reads.entropy), None, rows),
         "breadth": _breadth(weights, to_numpy(reads.entropy), rows),
-        "peak": _mean(to_numpy(reads.top_k[0])[..., 0], rows),
+        "peak": _mean(to_numpy(reads.top_k[0])[..., 0], None, rows),
         "distance": None,
-        **_offsets(weights, text, rows),
-        "first": first,
-        "first_null": _other_heads(first),
+        **_fixed_offsets(shares if text.positions else {}),
     }
     if text.positions:
-        columns["distance"] = (
-            to_numpy(reads.distance).mean(0) if text.rows.all() else _distance(weights, text, rows)
-        )
-    separator = None
-    if text.separators is not None and text.separators.any():
-        separator = _mean(_summed(weights, [np.flatnonzero(x) for x in text.separators]), rows)
-    columns["separator"], columns["separator_null"] = separator, _other_heads(separator)
-    columns |= _repeats(weights, text, rows)
+        columns["distance"] = to_numpy(reads.distance).mean(0) if text.rows.all() else _distance(weights, rows)
+    for name in ("first", "separator"):
+        columns[name] = shares.get(name)
+        columns[f"{name}_null"] = _other_heads(shares.get(name))
+    for name in ("duplicate", "induction"):
+        columns[name], columns[f"{name}_null"] = shares.get(name), shares.get(f"{name}_null")
     counts = {"rows": rows.sum((0, 2)), "empty": empty.sum((0, 2))}
     found = []
     for h in range(H):
@@ -140,126 +137,127 @@ def kind(row: dict[str, Any]) -> str:
 
 # the measures
 
+Pairs = tuple[Array, Array]  # queries i, in rising order, and keys j
 
-def _offsets(weights: Weights, text: Text, rows: Array) -> dict[str, Any]:
-    """Shares at the fixed offsets -REACH .. REACH, each over the rows that have such a key."""
+
+def places_of(weights: Weights, text: Text) -> dict[str, list[Pairs]]:
+    """The places each measure sums: for each name, for each batch entry, queries i and keys j."""
+    B, _, L, S = weights.shape
+    position = _position(weights)
+    found: dict[str, list[Pairs]] = {}
+    every = np.arange(L)
+    for b in range(B):
+        keys = text.keys[b]
+        found.setdefault("first", []).append((every, np.full(L, keys.argmax())))
+        if text.separators is not None and text.separators.any():
+            columns = np.flatnonzero(text.separators[b])
+            found.setdefault("separator", []).append((np.repeat(every, len(columns)), np.tile(columns, L)))
+        if not text.positions:
+            continue
+        for o in range(-REACH, REACH + 1):
+            j = position[b] + o
+            there = (j >= 0) & (j < S)
+            there[there] &= keys[j[there]]
+            found.setdefault(f"offset {o}", []).append((every[there], j[there]))
+        if text.query_ids is None or text.key_ids is None:
+            continue
+        real = np.flatnonzero(keys)
+        shuffled = np.array(text.key_ids[b])
+        shuffled[real] = shuffled[np.random.default_rng(0).permutation(real)]
+        for name, later in (("duplicate", 0), ("induction", 1)):
+            for suffix, ids in (("", text.key_ids[b]), ("_null", shuffled)):
+                pairs = repeats(ids, later, position[b], keys)
+                found.setdefault(name + suffix, []).append(_visible(weights, b, pairs))
+    return found
+
+
+def repeats(ids: Array, later: int, position: Array, keys: Array) -> Pairs:
+    """Queries i and the keys `later` after another place of the query's token; never the query's own place.
+
+    ids [S]: the keys' token ids; position [L]; keys [S]: which are no padding.
+
+    >>> import numpy as np
+    >>> i, j = repeats(np.array([7, 8, 9, 7, 8]), 1, np.arange(5), np.ones(5, bool))
+    >>> list(zip(i.tolist(), j.tolist()))
+    [(0, 4), (1, 2), (3, 1), (4, 2)]
+    """
+    S = len(ids)
+    places: dict[int, list[int]] = {}
+    for j in np.flatnonzero(keys).tolist():
+        places.setdefault(int(ids[j]), []).append(j)
+    pairs = [
+        (i, j + later)
+        for i, at in enumerate(position.tolist())
+        if 0 <= at < S and keys[at]
+        for j in places.get(int(ids[at]), ())
+        if j != at and j + later != at and j + later < S and keys[j + later]
+    ]
+    i, j = np.asarray(pairs, int).reshape(-1, 2).T
+    return i, j
+
+
+def row_shares(weights: Weights, places: dict[str, list[Pairs]]) -> dict[str, tuple[Array, Array]]:
+    """For each name: the weight of each row on its places, summed, [B, H, L], and which rows have one, [B, 1, L]."""
+    B, H, L, _ = weights.shape
+    found = {name: (np.zeros((B, H, L)), np.zeros((B, 1, L), bool)) for name in places}
+    for b, block in _row_blocks(weights):
+        A = to_numpy(weights[b, :, block, :])  # [H, l, S]
+        for name, pairs in places.items():
+            i, j = pairs[b]
+            some = slice(*np.searchsorted(i, [block.start, block.stop]))
+            if some.start == some.stop:
+                continue
+            at, begins = np.unique(i[some], return_index=True)
+            values = A[:, i[some] - block.start, j[some]].astype(np.float64)  # [H, places]
+            found[name][0][b, :, at] = np.add.reduceat(values, begins, axis=1).T
+            found[name][1][b, 0, at] = True
+    return found
+
+
+def _visible(weights: Weights, b: int, pairs: Pairs) -> Pairs:
+    """The places that the mask lets a query see; masks that differ by head are rare, and head 0 speaks for all."""
+    i, j = pairs
+    if not len(i):
+        return pairs
+    seen = to_numpy(weights.scores[b, 0, i, j]) > -np.inf
+    return i[seen], j[seen]
+
+
+def _fixed_offsets(shares: dict[str, Array]) -> dict[str, Any]:
+    """previous, self and next, the best other fixed offset beside each, and the best of all."""
     names = {"previous": -1, "self": 0, "next": 1}
-    if not text.positions:
+    if not shares:
         return dict.fromkeys([*names, *(f"{name}_null" for name in names), "positional", "offset"])
     offsets = np.arange(-REACH, REACH + 1)
-    share = np.full((len(offsets), weights.shape[1]), np.nan)
-    for n, o in enumerate(offsets):
-        share[n] = offset_share(weights, int(o), text, rows)
+    share = np.stack([shares[f"offset {o}"] for o in offsets])  # [2 REACH + 1, H]
+    known = np.where(np.isnan(share), -np.inf, share)
     columns: dict[str, Any] = {}
     for name, o in names.items():
-        others = share[offsets != o]
         columns[name] = share[o + REACH]
-        columns[f"{name}_null"] = np.nanmax(np.where(np.isnan(others), -np.inf, others), 0)
-    best = np.where(np.isnan(share), -np.inf, share).argmax(0)
-    columns["positional"] = share[best, np.arange(share.shape[1])]
-    columns["offset"] = offsets[best]
-    return columns
-
-
-def offset_share(weights: Weights, offset: int, text: Text, rows: Array) -> Array:
-    """Mean weight [H] at the key position(i) + offset, over the rows that have such a key (no padding); NaN for none."""
-    B, H, L, S = weights.shape
-    j = _position(weights) + offset  # [B, L]
-    there = (j >= 0) & (j < S)
-    j = np.clip(j, 0, max(S - 1, 0))
-    there &= np.take_along_axis(text.keys, j, 1)
-    i = np.arange(L)
-    values = np.stack([to_numpy(weights[b, :, i, j[b]]).reshape(L, H).T for b in range(B)])  # [B, H, L]
-    return _mean(values, rows & there[:, None])
-
-
-def _at_keys(weights: Weights, keys: Array) -> Array:
-    """Weights [B, H, L] summed over each batch entry's keys [B, n]."""
-    return _summed(weights, list(keys))
-
-
-def _summed(weights: Weights, keys: list[Array]) -> Array:
-    B, H, L, _ = weights.shape
-    found = np.zeros((B, H, L))
-    for b in range(B):
-        for j in keys[b]:
-            found[b] += to_numpy(weights[b, :, :, int(j)])
-    return found
+        columns[f"{name}_null"] = known[offsets != o].max(0)
+    best = known.argmax(0)
+    return columns | {"positional": known.max(0), "offset": offsets[best]}
 
 
 def _breadth(weights: Weights, entropy: Array, rows: Array) -> Array:
     """Entropy over log(number of keys a row may attend to), mean over some evenly spaced rows with at least two."""
-    B, H, L, _ = weights.shape
+    B, _, L, _ = weights.shape
     i = np.unique(np.linspace(0, max(L - 1, 0), min(L, _ROWS)).astype(int))
     n = np.stack([(to_numpy(weights.scores[b, 0, i, :]) > -np.inf).sum(1) for b in range(B)])  # [B, rows]
     ratio = entropy[:, :, i] / np.log(np.maximum(n, 2))[:, None]
-    return _mean(ratio, rows[:, :, i] & (n > 1)[:, None])
+    return _mean(ratio, (n > 1)[:, None], rows[:, :, i])
 
 
-def _distance(weights: Weights, text: Text, rows: Array) -> Array:
+def _distance(weights: Weights, rows: Array) -> Array:
     """Mean |position(i) - j| under the weights of the rows that are no padding, [H]."""
-    B, H, L, S = weights.shape
+    _, H, _, S = weights.shape
     position, total, share = _position(weights), np.zeros(H), np.zeros(H)
-    for b, part in _row_blocks(weights):
-        A = to_numpy(weights[b, :, part, :]).astype(np.float64) * rows[b, :, part, None]
-        apart = np.abs(position[b, part, None] - np.arange(S))
+    for b, block in _row_blocks(weights):
+        A = to_numpy(weights[b, :, block, :]).astype(np.float64) * rows[b, :, block, None]
+        apart = np.abs(position[b, block, None] - np.arange(S))
         total += (A * apart).sum((1, 2))
         share += A.sum((1, 2))
     return np.where(share > 0, total / np.where(share > 0, share, 1), np.nan)
-
-
-def _repeats(weights: Weights, text: Text, rows: Array) -> dict[str, Any]:
-    """duplicate and induction, and both again with the tokens shuffled."""
-    names = ("duplicate", "duplicate_null", "induction", "induction_null")
-    if text.query_ids is None or text.key_ids is None or not text.positions:
-        return dict.fromkeys(names)
-    shuffled = np.array(text.key_ids)
-    rng = np.random.default_rng(0)
-    for b in range(len(shuffled)):
-        real = np.flatnonzero(text.keys[b])
-        shuffled[b, real] = shuffled[b, rng.permutation(real)]
-    columns: dict[str, Any] = {}
-    for name, later in (("duplicate", 0), ("induction", 1)):
-        for suffix, ids in (("", text.key_ids), ("_null", shuffled)):
-            found = repeat_share(weights, ids, later, text, rows)
-            columns[name + suffix] = None if np.isnan(found).all() else found
-    return columns
-
-
-def repeat_share(weights: Weights, ids: Array, later: int, text: Text, rows: Array) -> Array:
-    """Mean weight [H] on the keys that stand `later` after another place of the query's token, over rows that have one.
-
-    ids [B, S]: token ids of the keys. Keys a query may not attend to count as not there.
-    """
-    B, H, L, S = weights.shape
-    position, total, count = _position(weights), np.zeros(H), np.zeros(H)
-    for b in range(B):
-        places: dict[int, list[int]] = {}
-        for j in np.flatnonzero(text.keys[b]):
-            places.setdefault(int(ids[b, j]), []).append(int(j))
-        pairs = [
-            (i, j + later)
-            for i in range(L)
-            if 0 <= position[b, i] < S and text.rows[b, i]
-            for j in places.get(int(ids[b, position[b, i]]), ())
-            if j != position[b, i] and j + later < S and text.keys[b, j + later] and (later == 0 or j + later != position[b, i])
-        ]
-        if not pairs:
-            continue
-        i, j = np.asarray(pairs).T
-        seen = to_numpy(weights.scores[b, 0, i, j]) > -np.inf  # structure only: masks that differ by head are rare
-        i, j = i[seen], j[seen]
-        if not len(i):
-            continue
-        values = to_numpy(weights[b, :, i, j]).reshape(len(i), H)
-        by_row = np.zeros((L, H))
-        np.add.at(by_row, i, values)
-        has = np.zeros(L, bool)
-        has[i] = True
-        used = has[:, None] & rows[b].T  # [L, H]
-        total += np.where(used, by_row, 0).sum(0)
-        count += used.sum(0)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 # small things
@@ -280,9 +278,9 @@ def _row_blocks(weights: Weights) -> Iterator[tuple[int, slice]]:
             yield b, slice(i, min(L, i + step))
 
 
-def _mean(values: Array, rows: Array) -> Array:
-    """Mean over batch and rows where `rows` [B, H, L], one number a head; NaN where there is none."""
-    rows = np.broadcast_to(rows, values.shape)
+def _mean(values: Array, has: Array | None, rows: Array) -> Array:
+    """Mean over batch and rows where `has` and `rows` [B, H, L], one number a head; NaN where there is none."""
+    rows = np.broadcast_to(rows if has is None else rows & has, values.shape)
     n = rows.sum((0, 2))
     total = np.where(rows, values, 0.0).sum((0, 2), dtype=np.float64)
     return np.where(n > 0, total / np.maximum(n, 1), np.nan)
