@@ -86,10 +86,10 @@ def multi_head_attention(
 def gradients(q: Array, k: Array, v: Array, dout: Array, dlse: Array | float = 0.0, **options: Any) -> dict[str, Array]:
     """Gradients of sum(out * dout) + sum(lse * dlse); for bias [B, H, L, S] before summing over broadcast axes."""
     o = attention(q, k, v, **options)
-    B, H = o.lse.shape[:2]
-    group = H // k.shape[1]
+    (B, H), Hkv = o.lse.shape[:2], k.shape[1]
+    group = H // max(Hkv, 1)
     k_h, v_h = (np.asarray(x, np.float64).repeat(group, 1) for x in (k, v))
-    scale = options.get("scale") or q.shape[3] ** -0.5
+    scale = q.shape[3] ** -0.5 if options.get("scale") is None else options["scale"]
     gate = np.broadcast_to(np.asarray(options.get("head_gate", 1.0), np.float64), (B, H))[:, :, None, None]
     kept = np.broadcast_to(options.get("kept", True), o.weights.shape) / (1 - options.get("dropout_p", 0.0))
     dlse = np.broadcast_to(dlse, o.lse.shape)[..., None]
@@ -107,8 +107,8 @@ def gradients(q: Array, k: Array, v: Array, dout: Array, dlse: Array | float = 0
     ungated = attention(q, k, v, **{**options, "head_gate": 1.0}).out
     return {
         "q": draw @ k_h * scale,
-        "k": dk.reshape(B, -1, group, *dk.shape[2:]).sum(2),
-        "v": dv.reshape(B, -1, group, *dv.shape[2:]).sum(2),
+        "k": dk.reshape(B, Hkv, group, *dk.shape[2:]).sum(2),
+        "v": dv.reshape(B, Hkv, group, *dv.shape[2:]).sum(2),
         "bias": ds,
         "sinks": (sink_weight * (dlse - inner)).sum((0, 2, 3)),
         "head_gate": (dout * ungated).sum((2, 3)),
