@@ -108,6 +108,6 @@ def _part_names(keys: list[tuple[str, bool]]) -> dict[tuple[str, bool], str]:
 
 
 def _side(stack: str) -> str:
-    """"encoder" or "decoder" by the first of the two words in the path, "" without them."""
+    """The first of the words encoder and decoder in the path, or nothing."""
     found = re.search(r"encoder|decoder", stack)
     return found[0] if found else ""
