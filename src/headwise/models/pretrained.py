@@ -48,7 +48,7 @@ def load_encoder_or_decoder(name_or_path: str | Path) -> tuple[Any, Any]:
 
 @contextmanager
 def _parsed_once() -> Iterator[None]:
-    """transformers parses a GGUF file anew for config, weights and tokenizer, which is most of the time loading takes."""
+    """transformers parses a GGUF file anew for config, weights and tokenizer, which takes most of the time."""
     import gguf
 
     names = ("GGUFReader", "get_tensor_name_map")

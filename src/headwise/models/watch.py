@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from headwise.models.calls import Call, add_call
@@ -230,7 +229,7 @@ class Heads:
     def __repr__(self) -> str:
         return f"Heads({self.model_name}, parts={list(self.parts)})"
 
-    @cached_property
+    @property
     def main(self) -> Part:
         """The one part that is no cross-attention. Raises ValueError where there are two."""
         own = [part for part in self.parts.values() if not part.cross]
