@@ -150,6 +150,7 @@ def repeated_heads(smollm2: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("smollm2")
 @pytest.mark.parametrize(
     ("measure", "head", "value"),
     [
@@ -167,6 +168,7 @@ def test_smollm2_heads(repeated_heads: Any, measure: str, head: tuple[int, int],
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("smollm2")
 def test_smollm2_ranking(repeated_heads: Any) -> None:
     rows = by_head(repeated_heads)
     assert sorted(rows, key=lambda at: -rows[at]["induction"])[:3] == [(18, 6), (17, 3), (17, 4)]
@@ -174,6 +176,7 @@ def test_smollm2_ranking(repeated_heads: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("smollm2")
 def test_smollm2_first_token(repeated_heads: Any) -> None:
     rows = by_head(repeated_heads)
     assert len(rows) == 270
@@ -181,6 +184,7 @@ def test_smollm2_first_token(repeated_heads: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("smollm2")
 def test_smollm2_induction_is_at_its_offset(repeated_heads: Any) -> None:
     """The key is i - N + 1; one key to either side there is next to nothing."""
     weights = repeated_heads[18, 6]

@@ -97,7 +97,7 @@ def _part_names(keys: list[tuple[str, bool]]) -> dict[tuple[str, bool], str]:
     own, cross = ([key for key in keys if key[1] is which] for which in (False, True))
     names: dict[tuple[str, bool], str] = {}
     if len(own) == 1:
-        names[own[0]] = "self"
+        names[own[0]] = "decoder" if cross and _side(own[0][0]) == "decoder" else "self"
     elif len(own) == 2 and len(cross) <= 1:
         sides = [_side(stack) for stack, _ in own]
         if sorted(sides) == ["decoder", "encoder"]:
