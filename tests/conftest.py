@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from hypothesis import HealthCheck, Phase, settings
+
+torch.set_num_threads(1)  # the workers share the cores already; a test of threads sets its own
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 

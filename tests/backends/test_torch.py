@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,3 +109,31 @@ def test_gradients_of_many_blocks_add_up_in_the_working_dtype(dtype: str) -> Non
         assert (x - y).abs().max() <= x.abs().max() * max(torch.finfo(q.dtype).eps, 1e-5)
         if dtype != "float32":  # the same fp32 sums but for their order, so all but a few round alike
             assert (x == y).float().mean() > 0.9
+
+
+def test_a_first_call_without_gradients_does_not_import_torch_s_compiler() -> None:
+    program = """
+import sys, torch, headwise as hw
+x = torch.ones(1, 2, 1500, 4)
+hw.attention(x, x, x, mask=hw.causal())
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_training_keeps_no_score_matrix() -> None:
+    """What autograd saves grows with L, not with L x L."""
+
+    def saved(L: int) -> int:
+        sizes: dict[int, int] = {}  # of each storage, once
+
+        def pack(x: torch.Tensor) -> torch.Tensor:
+            sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        q, k, v = leaves(Sizes(1, 2, 1, L, L, 5, 3), "float32")
+        with small_blocks(4096, 16), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            hw.attention(q, k, v, mask=hw.causal(), softcap=2.0)
+        return sum(sizes.values())
+
+    assert saved(2 * 257) < 2.5 * saved(257)

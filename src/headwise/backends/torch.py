@@ -50,7 +50,9 @@ def _in_blocks(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes, 
     wide = {name: x.to(work) for name in ("bias", "sinks") if (x := getattr(options, name)) is not None}
     options = replace(options, **wide)
     cut = list(blocks(sizes, options.mask)) or [WHOLE]  # an empty problem too is part of the autograd graph
-    recompute = len(cut) > 1 and torch.is_grad_enabled()
+    # What a score_mod learns cannot be seen. Without a gradient, checkpoint would cost torch's compiler being imported.
+    learns = options.score_mod is not None or any(x.requires_grad for x in (q, k, v, *wide.values()))
+    recompute = len(cut) > 1 and torch.is_grad_enabled() and learns
     entries: dict[int, dict[int, list[tuple[Tensor, Tensor]]]] = {}
     for block in cut:
         args = (q, k, v, block, options, sizes, finite)
