@@ -6,6 +6,7 @@ While a graph is traced (torch.compile, torch.export) or transformed (torch.func
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -151,13 +152,14 @@ def finish(s: Tensor, at: Any, bias_at: Any, options: Options, sizes: Sizes) -> 
 def product(x: Tensor, y: Tensor) -> Tensor:
     """[b, h, l, n] times [b, hkv, n, m] -> [b, h, l, m]: a group's queries side by side, so its key head is read once.
 
-    The shapes are built so that an exported graph with a dynamic l has no size comparison that it cannot prove.
+    As an einsum, an exported graph with a dynamic l has no size comparison that it cannot prove, also where m is l.
+    torch.autocast is off: it would narrow what is summed here.
     """
     b, h, l, n = x.shape
-    hkv, m = y.shape[1], y.shape[3]
-    group = h // hkv if h else 0
-    flat = torch.bmm(x.reshape(b * hkv, group * l, n), y.reshape(b * hkv, n, m))  # [b * hkv, group * l, m]
-    return flat.unflatten(1, (group, l)).reshape(b, h, l, m)
+    hkv = y.shape[1]
+    grouped = x.reshape(b, hkv, h // hkv if h else 0, l, n)
+    with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
+        return torch.einsum("bkgln,bknm->bkglm", grouped, y).flatten(1, 2)
 
 
 def _selected_scores(q: Tensor, k: Tensor) -> Tensor:
