@@ -14,7 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from headwise.backends.blocks import Block, blocks, key_heads
-from headwise.scores import Options, keep, take_bias
+from headwise.scores import Options, keep, modified, take_bias
 from headwise.shapes import Sizes
 
 Tensor = torch.Tensor
@@ -140,12 +140,18 @@ def finish(s: Tensor, at: Any, bias_at: Any, options: Options, sizes: Sizes) -> 
     """From scale * q . k to what the softmax sees (the order of the design, section 3)."""
     if options.softcap is not None:
         s = options.softcap * torch.tanh(s / options.softcap)
+    b, h, i, j = at
+    allowed = None if options.mask is None else options.mask.allowed(b, h, i, j, sizes)
     if options.score_mod is not None:
-        s = options.score_mod(s, *at).to(s.dtype)
+        if allowed is not None:  # what the function learns must not meet a masked NaN, not even times a zero gradient
+            s = torch.where(allowed, s, 0.0)
+        result = options.score_mod(s, b, h, i, j)
+        result = torch.as_tensor(result, device=s.device) if isinstance(result, int | float) else result
+        s = modified(result, s).to(s.dtype).expand(s.shape)
     if options.bias is not None:
         s = s + take_bias(options.bias, *bias_at).to(s.dtype)
-    if options.mask is not None:
-        s = torch.where(options.mask.allowed(*at, sizes), s, -torch.inf)
+    if allowed is not None:
+        s = torch.where(allowed, s, -torch.inf)
     return s
 
 
