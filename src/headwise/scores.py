@@ -58,9 +58,9 @@ def modified(result: Any, s: Any) -> Any:
 def keep(seed: Any, p: float, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
     """Which weights dropout keeps, a pure function of the seed and the place (b, h, i, j), the same in every backend.
 
-    Two rounds of a 32-bit finalizer (Murmur3's), in 64-bit integers so that NumPy and torch agree.
+    Three rounds of a 32-bit finalizer (Murmur3's), in 64-bit integers so that NumPy and torch agree.
     """
-    row = _mix((b * sizes.H + h) * sizes.L + i + seed)
+    row = _mix(_mix((b * sizes.H + h) * sizes.L + i) ^ seed)  # not place + seed: the next seed would shift the rows
     return _mix(row ^ ((j * 0x9E3779B1) & 0xFFFFFFFF)) >= round(p * 2**32)
 
 
