@@ -113,7 +113,8 @@ def _panel(panel: Panel, put: Any, long: Plan | None) -> dict[str, Any]:
 
 def steps(weights: Array) -> Array:
     """Weights 0..1 in steps of 1/65535; the error is at most half a step."""
-    return np.round(np.clip(weights, 0, 1).astype(np.float64) * STEP).astype(np.uint16)
+    nearest: Array = np.round(np.clip(weights, 0, 1).astype(np.float64) * STEP)
+    return nearest.astype(np.uint16)
 
 
 def summary(weights: Weights, panel: Panel, level: str, plan: Plan) -> dict[str, Array]:
@@ -138,7 +139,8 @@ def summary(weights: Weights, panel: Panel, level: str, plan: Plan) -> dict[str,
             count = np.add.reduceat(full[:, i0:i1].astype(np.float32), rows[first:last] - i0, axis=1)
             A = A / np.maximum(count, 1)[:, :, None]
         pooled = np.maximum.reduceat(A, column_edges, axis=2)
-        np.maximum.at(grid, (slice(None), np.arange(first, last) * r // len(rows)), pooled)
+        into: Any = (slice(None), np.arange(first, last) * r // len(rows))  # NumPy's stubs know no slices here
+        np.maximum.at(grid, into, pooled)
         if k:
             row_best[0][:, first:last], row_best[1][:, first:last] = largest(A, np.arange(len(columns)), k)
             here = np.concatenate([column_best[0], A.swapaxes(1, 2)], axis=2)
