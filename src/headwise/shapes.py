@@ -113,7 +113,7 @@ def check_number(name: str, x: Any, op: str = "attention", positive: bool = Fals
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
         raise TypeError(f"{op}: {name} must be a number; got {type(x).__name__}")
     value = float(x)
-    if not math.isfinite(value) or (positive and value <= 0):
+    if not -math.inf < value < math.inf or (positive and value <= 0):
         raise ValueError(f"{op}: {name} must be {'positive and ' if positive else ''}finite; got {x}")
     return value
 
