@@ -20,13 +20,13 @@ class Operand:
     unit: bool
 
 
-def signature(operands: Sequence[Operand], numbers: int) -> list[tuple[str, str]]:
-    """The arguments that a tree needs: for each array its address, strides (in elements) and sizes; then the numbers."""
+def signature(operands: Sequence[Operand], integers: int, numbers: int) -> list[tuple[str, str]]:
+    """The arguments that a tree needs: for each array its address, strides (in elements) and sizes; then integers, then numbers."""
     arguments = []
     for a in operands:
         arguments.append((a.name, f"*{a.kind}"))
         arguments += [(f"{a.name}_{what}{d}", "i64") for what in ("s", "n") for d in range(a.axes)]
-    return arguments + [(f"n{k}", "f64") for k in range(numbers)]
+    return arguments + [(f"w{k}", "i64") for k in range(integers)] + [(f"n{k}", "f64") for k in range(numbers)]
 
 
 def nodes(tree: Node) -> Iterator[Node]:
@@ -105,7 +105,7 @@ class Adjuster:
     def prepare(self, tree: Node | None, place: Place) -> None:
         """Works out all that does not change from key to key, before the loop over the keys."""
         for node in nodes(tree) if tree else ():
-            if not depends(node) & {"j", "score"} and len(node) > 1 and node[0] not in ("int", "number"):
+            if not depends(node) & {"j", "score"} and len(node) > 1 and node[0] not in ("int", "integer", "number"):
                 self.vector(node, place)
 
     def vector(self, node: Node, place: Place) -> Value:
@@ -122,7 +122,7 @@ class Adjuster:
             return m.splat(getattr(place, op)) + m.lane()
         if op == "number":
             return m.splat(m.args[node[1]])
-        if op in ("b", "h", "i", "j", "int"):
+        if op in ("b", "h", "i", "j", "int", "integer"):
             return m.splat(self.scalar(node, place))
         if op == "at":
             return self._truth(self._element(node, place), self.kinds[node[1]])
@@ -228,7 +228,7 @@ class Adjuster:
 
     def _index(self, a: Operand, d: int, node: Node, place: Place) -> Value:
         x = self.scalar(node, place)
-        return x if node[0] in ("b", "h", "i", "j", "int") else self._inside(a, d, x)
+        return x if node[0] in ("b", "h", "i", "j", "int") else self._inside(a, d, x)  # held against the shape beforehand
 
     def _inside(self, a: Operand, d: int, x: Value) -> Value:
         """Negative indices count from the end, as everywhere in Python; none leaves the array."""
@@ -241,6 +241,8 @@ class Adjuster:
         m, op = self.m, node[0]
         if op == "int":
             return m.scalar(node[1])
+        if op == "integer":
+            return m.args[node[1]]
         if op in ("b", "h", "i", "j"):
             return getattr(place, op)
         if op == "at" and self.kinds[node[1]] == "int":

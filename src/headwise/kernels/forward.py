@@ -31,6 +31,7 @@ class Forward:
     change: Node | None = None  # the score after softcap, score_mod and bias
     visible: Node | None = None  # the mask
     operands: tuple[Operand, ...] = ()
+    integers: int = 0
     numbers: int = 0
     sinks: str = ""  # the kind of their elements, or "" where there are none
     gate: str = ""
@@ -54,7 +55,7 @@ class Forward:
             *((x, f"*{kind}") for x, kind in pointers),
             *((x, "i64") for x in INTEGERS),
             *((x, "f64") for x in ("scale", "unit", "natural", "factor")),
-            *adjust.signature(self.operands, self.numbers),
+            *adjust.signature(self.operands, self.integers, self.numbers),
         ]
 
     def scratch(self, geometry: Geometry, blocks: int) -> int:
@@ -284,9 +285,9 @@ class _Program:
             places = [k + m.min(nk - 1, j + r) * k_stride for r in range(rows)]  # past the end: the last key again
             if not self.packed:
                 for r in range(rows):
-                    for d in range(0, s.D, line):
+                    for d in range(0, min(s.D, 8 * line), line):
                         m.prefetch(places[r] + (k_stride * rows + d))
-                    for d in range(0, s.Dv, line):
+                    for d in range(0, min(s.Dv, 8 * line), line):
                         m.prefetch(v + ((j + r) * v_stride + d))
             acc = m.variables([[self.zero] * self.nv for _ in range(rows)])
             m.matmul(acc, lambda r, d: places[r] + d, lambda d: at["Q"] + d * self.QB, 0, self.words, 2 - self.words % 2)

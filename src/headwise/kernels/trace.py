@@ -1,7 +1,7 @@
 """A user's function of (score, b, h, i, j), run once on stand-ins that write down what is done to them.
 
-What is written down is a tree of tuples: ("score",) ("b",) ("h",) ("i",) ("j",), ("int", 3), ("number", "n0") (a value given at run
-time), ("at", "a0", indices...) (an element of an array given at run time) and (operation, operands...).
+What is written down is a tree of tuples: ("score",) ("b",) ("h",) ("i",) ("j",), ("int", 3), ("integer", "w0") and ("number", "n0")
+(given at run time), ("at", "a0", indices...) (an element of an array given at run time) and (operation, operands...).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Captures:
 
     name: str = "score_mod"
     numbers: list[float] = field(default_factory=list)
+    integers: list[int] = field(default_factory=list)
     arrays: list[Any] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)  # of the arrays' elements: 'real', 'int' or 'bool'
 
@@ -59,13 +60,14 @@ class Captures:
 
     def integer(self, x: int) -> Node:
         """An integer given at run time, so that a cache that grows does not compile anew."""
-        return ("at", self.array(np.array([x], np.int64)), ("int", 0))
+        self.integers.append(int(x))
+        return ("integer", f"w{len(self.integers) - 1}")
 
 
 def kind(node: Node, arrays: Mapping[str, str]) -> str:
     """'real', 'int' or 'bool'; arrays: the kinds of the arrays' elements."""
     op = node[0]
-    if op in ("b", "h", "i", "j", "int"):
+    if op in ("b", "h", "i", "j", "int", "integer"):
         return "int"
     if op in ("score", "number") or op in REAL_ONLY:
         return "real"
