@@ -20,13 +20,24 @@ class Operand:
     unit: bool
 
 
-def signature(operands: Sequence[Operand], integers: int, numbers: int) -> list[tuple[str, str]]:
-    """The arguments that a tree needs: for each array its address, strides (in elements) and sizes; then integers, then numbers."""
-    arguments = []
-    for a in operands:
-        arguments.append((a.name, f"*{a.kind}"))
-        arguments += [(f"{a.name}_{what}{d}", "i64") for what in ("s", "n") for d in range(a.axes)]
-    return arguments + [(f"w{k}", "i64") for k in range(integers)] + [(f"n{k}", "f64") for k in range(numbers)]
+@dataclass(frozen=True)
+class Rules:
+    """What a kernel does to scores: the score after softcap, score_mod and bias; the mask; and what these two refer to."""
+
+    change: Node | None = None
+    visible: Node | None = None
+    operands: tuple[Operand, ...] = ()
+    integers: int = 0
+    numbers: int = 0
+
+    def signature(self) -> list[tuple[str, str]]:
+        """The arguments needed: for each array its address, strides (in elements) and sizes; then integers, then numbers."""
+        arguments = []
+        for a in self.operands:
+            arguments.append((a.name, f"*{a.kind}"))
+            arguments += [(f"{a.name}_{what}{d}", "i64") for what in ("s", "n") for d in range(a.axes)]
+        arguments += [(f"w{k}", "i64") for k in range(self.integers)]
+        return arguments + [(f"n{k}", "f64") for k in range(self.numbers)]
 
 
 def nodes(tree: Node) -> Iterator[Node]:

@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwise.kernels import adjust
-from headwise.kernels.adjust import Adjuster, Operand, Place
+from headwise.kernels.adjust import Adjuster, Place, Rules
 from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Value
-from headwise.kernels.trace import Node
 
 KB = 128  # keys in a block
 
@@ -28,11 +26,7 @@ class Forward:
     width: int  # vectors of queries in a block
     natural: bool  # scores are multiplied by scale when they are made; otherwise inside the exponential
     spans: bool  # a table says which keys each block of queries sees
-    change: Node | None = None  # the score after softcap, score_mod and bias
-    visible: Node | None = None  # the mask
-    operands: tuple[Operand, ...] = ()
-    integers: int = 0
-    numbers: int = 0
+    rules: Rules = Rules()
     sinks: str = ""  # the kind of their elements, or "" where there are none
     gate: str = ""
     lse: bool = True
@@ -55,7 +49,7 @@ class Forward:
             *((x, f"*{kind}") for x, kind in pointers),
             *((x, "i64") for x in INTEGERS),
             *((x, "f64") for x in ("scale", "unit", "natural", "factor")),
-            *adjust.signature(self.operands, self.integers, self.numbers),
+            *self.rules.signature(),
         ]
 
     def scratch(self, geometry: Geometry, blocks: int) -> int:
@@ -96,13 +90,13 @@ class Layout:
         self.packed = s.dtype != s.real
         self.at: dict[str, int] = {}
         self.shared = 0
-        tiles = len(Adjuster.tiles_of(s.change)) + len(Adjuster.tiles_of(s.visible))
+        tiles = len(Adjuster.tiles_of(s.rules.change)) + len(Adjuster.tiles_of(s.rules.visible))
         for name, size in (
             ("S", (KB + 8) * self.QB),
             ("alpha", self.QB),
             ("line", n),
             ("K", KB * self.k_stride if self.packed else 0),
-            ("V", KB * self.v_stride if self.packed or s.visible else 0),
+            ("V", KB * self.v_stride if self.packed or s.rules.visible else 0),
             ("tiles", tiles * KB * n),
         ):
             self.at[name] = self.shared
@@ -127,6 +121,7 @@ class Keys(NamedTuple):
 class _Program:
     def __init__(self, m: Machine, s: Forward) -> None:
         self.m, self.s, self.A = m, s, m.args
+        self.change, self.visible = s.rules.change, s.rules.visible
         self.n, self.nv, self.pair = m.lanes, s.width, m.pair
         self.each = 2 if m.pair else 1  # keys or widths in a word
         self.layout = Layout(s, self.n, self.pair)
@@ -137,7 +132,7 @@ class _Program:
         self.K, self.V = ws + self.layout.at["K"], ws + self.layout.at["V"]
         self.zero, self.lowest = m.splat(0.0), m.splat(LOWEST[m.real])
         self.unit, self.scale = m.splat(self.A["unit"]), m.splat(self.A["scale"])
-        self.adjuster = Adjuster(m, s.operands, "i", self.A["queries"])
+        self.adjuster = Adjuster(m, s.rules.operands, "i", self.A["queries"])
         self.degree = 11 if m.real == "f64" else 5 if s.dtype == "f32" else 3 if self.pair else 4
 
     def run(self) -> None:
@@ -191,7 +186,7 @@ class _Program:
             at = A["spans"] + (b * A["spans_b"] + block * 4)
             lo, hi, whole_lo, whole_hi = (m.get(at + x) for x in range(4))
             return lo, hi, whole_lo, whole_hi
-        whole = m.scalar(0) if self.s.visible else A["keys"]
+        whole = m.scalar(0) if self.visible else A["keys"]
         return m.scalar(0), A["keys"], m.scalar(0), whole
 
     def load_queries(self, q: Pointer, nq: Value, h: Value, at: dict[str, Pointer]) -> None:
@@ -248,16 +243,16 @@ class _Program:
             k, k_stride = keys.k + place.j * self.A["k_l"], self.A["k_l"]
             v, v_stride = keys.v + place.j * self.A["v_l"], self.A["v_l"]
         self.scores(k, k_stride, v, v_stride, nk, part, at)
-        if s.visible and s.change:
+        if self.visible and self.change:
             for masked in m.either(part == 1):
                 self.adjust(place, nk, masked, at)
-        elif s.visible:
+        elif self.visible:
             for _ in m.when(part == 1):
                 self.adjust(place, nk, True, at)
-        elif s.change:
+        elif self.change:
             self.adjust(place, nk, False, at)
         self.softmax(place, nk, at)
-        if not s.visible:
+        if not self.visible:
             self.weigh(v, v_stride, nk, at)
             return
         # A hidden NaN or inf times a weight of 0 would be NaN: such values are set to 0 and added afterwards where they are seen.
@@ -295,7 +290,7 @@ class _Program:
             if s.natural:
                 found = [[x * self.scale for x in row] for row in found]
             m.store_block(found, self.S + j * self.QB, self.QB)
-            if not s.change:
+            if not self.change:
                 for _ in m.when(part == 0):
                     self.raise_top(found, at["M"])
 
@@ -309,7 +304,7 @@ class _Program:
     def adjust(self, block: Place, nk: Value, masked: bool, at: dict[str, Pointer]) -> None:
         """S := what softcap, score_mod, bias and mask make of it, -inf where hidden; and its maximum over j."""
         m, n, s, adjuster = self.m, self.n, self.s, self.adjuster
-        trees = [x for x in (s.change, s.visible if masked else None) if x]
+        trees = [x for x in (self.change, self.visible if masked else None) if x]
         tiles = [x for tree in trees for x in adjuster.tiles_of(tree)]
         for v in m.range(0, self.nv):
             place = block.at(i=block.i + v * n)
@@ -327,10 +322,10 @@ class _Program:
                 one = place.at(j=block.j + j, score=x)
                 for node, where in fetched:
                     one.known[node] = adjuster.fetched(node, where + j * n)
-                if s.change:
-                    x = adjuster.vector(s.change, one)
-                if masked and s.visible:
-                    x = m.select(adjuster.vector(s.visible, one), x, -m.splat(float("inf")))
+                if self.change:
+                    x = adjuster.vector(self.change, one)
+                if masked and self.visible:
+                    x = m.select(adjuster.vector(self.visible, one), x, -m.splat(float("inf")))
                 m.store(x, here)
                 top.v = m.max(x, top.v)
             m.store(top.v, at["M"] + v * n)

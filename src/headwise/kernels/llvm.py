@@ -66,8 +66,9 @@ def runnable() -> list[str]:
     return found
 
 
+@functools.cache
 def chosen() -> Geometry:
-    """The instruction set in use: the best, or the one HEADWISE_ISA names."""
+    """The instruction set in use: the best, or the one HEADWISE_ISA names when first asked."""
     forced = os.environ.get("HEADWISE_ISA", "")
     if not forced:
         return GEOMETRIES[runnable()[0]]
@@ -606,6 +607,7 @@ def compile_object(text: str, isa: str) -> bytes:
     """Machine code. A few passes are enough: the usual pipelines take five times as long for code that is no faster."""
     machine = target(isa)
     module = binding.parse_assembly(text)
+    module.verify()
     module.triple, module.data_layout = str(machine.triple), str(machine.target_data)
     builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
     passes = binding.create_new_module_pass_manager()
