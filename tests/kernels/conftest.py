@@ -1,5 +1,6 @@
 """Runs attention as the compiled backend plans it, but on the machine that checks every access."""
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -7,10 +8,10 @@ import numpy as np
 import pytest
 
 from headwise.backends import compiled
-from headwise.kernels import masking
+from headwise.kernels import llvm, masking
 from headwise.kernels.interpret import Interpreter, Memory
 from headwise.kernels.plan import Common, Launch, Problem, decodes, decoding, forwarding
-from headwise.kernels.tile import Geometry
+from headwise.kernels.tile import GEOMETRIES, Geometry
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
@@ -69,3 +70,25 @@ def interpret(q: Any, k: Any, v: Any, options: Options, geometry: Geometry) -> t
 @pytest.fixture
 def interpreted() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     return interpret
+
+
+@pytest.fixture
+def run() -> Callable[..., np.ndarray]:
+    """Compiles program(m, size) over arrays x and y, runs it, and returns y."""
+    return _run
+
+
+_REALS = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16"}
+
+
+def _run(program: Callable[..., None], isa: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    real = "f64" if x.dtype == np.float64 else "f32"
+    signature = [("x", f"*{_REALS[x.dtype.name]}"), ("y", f"*{_REALS[y.dtype.name]}"), ("size", "i64")]
+    m = llvm.Compiler("tried", signature, GEOMETRIES[isa], real)
+    program(m, m.args["size"])
+    library, addresses = llvm.load_object(llvm.compile_object(m.text(), isa), ["tried"])
+    call = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(addresses["tried"])
+    arguments = np.array([x.ctypes.data, y.ctypes.data, len(x)], np.int64)
+    call(arguments.ctypes.data, 0, 0, 0)
+    del library
+    return y

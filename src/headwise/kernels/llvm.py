@@ -604,7 +604,17 @@ def target(isa: str) -> Any:
 
 
 def compile_object(text: str, isa: str) -> bytes:
-    """Machine code. A few passes are enough: the usual pipelines take five times as long for code that is no faster."""
+    """Machine code."""
+    return bytes(target(isa).emit_object(_optimized(text, isa)))
+
+
+def assembly(text: str, isa: str) -> str:
+    """Machine code to be read."""
+    return str(target(isa).emit_assembly(_optimized(text, isa)))
+
+
+def _optimized(text: str, isa: str) -> Any:
+    """A few passes are enough: the usual pipelines take five times as long for code that is no faster."""
     machine = target(isa)
     module = binding.parse_assembly(text)
     module.verify()
@@ -614,7 +624,7 @@ def compile_object(text: str, isa: str) -> bytes:
     for name in ("sroa", "instruction_combine", "simplify_cfg", "loop_simplify"):
         getattr(passes, f"add_{name}_pass")()
     passes.run(module, builder)
-    return bytes(machine.emit_object(module))
+    return module
 
 
 @functools.cache
