@@ -42,8 +42,11 @@ def main(arguments: "list[str]") -> int:
     command, rest = arguments[0], arguments[1:]
     try:
         if sys.version_info < NEEDED:
-            raise Stop("Python 3.11 or newer is needed; this is {}.{} ({}). Run it as: python3.11 go.py {}".format(
-                sys.version_info[0], sys.version_info[1], sys.executable, command))
+            raise Stop(
+                "Python 3.11 or newer is needed; this is {}.{} ({}). Run it as: python3.11 go.py {}".format(
+                    sys.version_info[0], sys.version_info[1], sys.executable, command
+                )
+            )
         if command not in EXTRAS:
             raise Stop("unknown command {!r}: it must be 'look' or 'test'.".format(command))
         set_up(command)
@@ -103,12 +106,18 @@ def make_environment() -> None:
         if not os.path.exists(STAMP):
             say("Using the environment in {}, which go.py did not make".format(VENV))
     elif os.path.exists(os.path.join(VENV, "pyvenv.cfg")):
-        say("Making the environment in {} anew: its Python {}".format(
-            VENV, "is {}.{}".format(*found) if found else "does not start"))
+        say(
+            "Making the environment in {} anew: its Python {}".format(
+                VENV, "is {}.{}".format(*found) if found else "does not start"
+            )
+        )
         new_environment()
     elif os.path.isdir(VENV) and os.listdir(VENV):
-        raise Stop("{} is there but is no Python environment: move it away, or name another folder in "
-                   "HEADWISE_VENV.".format(VENV))
+        raise Stop(
+            "{} is there but is no Python environment: move it away, or name another folder in HEADWISE_VENV.".format(
+                VENV
+            )
+        )
     else:
         say("Making an environment in {} (Python {}.{})".format(VENV, sys.version_info[0], sys.version_info[1]))
         new_environment()
@@ -121,26 +130,35 @@ def new_environment() -> None:
         import ensurepip  # noqa: F401 - Debian ships venv without it
         import venv
     except ImportError as error:
-        raise Stop("this Python has no {} module. On Debian or Ubuntu: apt-get install python3-venv".format(
-            error.name)) from error
+        raise Stop(
+            "this Python has no {} module. On Debian or Ubuntu: apt-get install python3-venv".format(error.name)
+        ) from error
     try:
         venv.create(VENV, clear=True, with_pip=True, symlinks=os.name != "nt")
     except (OSError, subprocess.CalledProcessError) as error:
-        raise Stop("no environment could be made in {}: {}. Is the folder writable, and is python3-venv "
-                   "installed?".format(VENV, error)) from error
+        raise Stop(
+            "no environment could be made in {}: {}. Is the folder writable, and is python3-venv installed?".format(
+                VENV, error
+            )
+        ) from error
 
 
 def pip(*arguments: str) -> None:
     """pip install, showing what is fetched; the whole of its output where it fails."""
-    command = [PYTHON, "-m", "pip", "install", "--constraint", os.path.join(ROOT, "constraints.txt"),
-               # No compiler is needed; and bytecode is made only of what is really imported, which is much quicker.
-               "--only-binary", ":all:", "--no-compile", "--progress-bar", "off",
-               "--disable-pip-version-check", "--no-input"]
+    # No compiler is needed; and bytecode is made only of what is really imported, which is much quicker.
+    options = ["--only-binary", ":all:", "--no-compile", "--progress-bar", "off"]
+    constraints = ["--constraint", os.path.join(ROOT, "constraints.txt")]
     # An index of CPU builds, a proxy, a cache: pip's own settings hold. Only where to install is not theirs to say.
     environment = {name: value for name, value in os.environ.items() if name not in ("PIP_TARGET", "PIP_PREFIX")}
-    environment["PIP_USER"] = "0"
-    process = subprocess.Popen(command + list(arguments), env=environment, cwd=ROOT, universal_newlines=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    environment.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
+    process = subprocess.Popen(
+        [PYTHON, "-m", "pip", "install", *options, *constraints, *arguments],
+        env=environment,
+        cwd=ROOT,
+        universal_newlines=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert process.stdout is not None
     lines = []
     try:
@@ -178,7 +196,8 @@ def version_of(python: str) -> "tuple[int, int] | None":
     """(major, minor) of an interpreter; None where it is missing or does not start."""
     try:
         words = subprocess.check_output(
-            [python, "-c", "import sys; print(*sys.version_info[:2])"], stderr=subprocess.DEVNULL)
+            [python, "-c", "import sys; print(*sys.version_info[:2])"], stderr=subprocess.DEVNULL
+        )
         major, minor = words.split()
         return int(major), int(minor)
     except (OSError, ValueError, subprocess.CalledProcessError):

@@ -1,6 +1,6 @@
 """Draws docs/look.png, the picture of the README: a screenshot of the page that `headwise look` really writes.
 
-    python docs/make_picture.py        (needs Chromium)
+python docs/make_picture.py        (needs Chromium)
 """
 
 import shutil
@@ -20,11 +20,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "heads.html")
         subprocess.run([sys.executable, "-m", "headwise", "look", "-o", str(page)], check=True)
-        subprocess.run([
-            chromium, "--headless", "--no-sandbox", "--hide-scrollbars", "--force-device-scale-factor=1.5",
-            f"--window-size={WIDTH},{HEIGHT}", "--virtual-time-budget=3000", f"--user-data-dir={folder}/profile",
-            f"--screenshot={PICTURE}", page.as_uri(),
-        ], check=True, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [
+                chromium,
+                "--headless",
+                "--no-sandbox",
+                "--hide-scrollbars",
+                "--force-device-scale-factor=1.5",
+                f"--window-size={WIDTH},{HEIGHT}",
+                "--virtual-time-budget=3000",
+                f"--user-data-dir={folder}/profile",
+                f"--screenshot={PICTURE}",
+                page.as_uri(),
+            ],
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
     print(PICTURE, f"{PICTURE.stat().st_size / 1e3:.0f} kB")
 
 

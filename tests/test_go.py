@@ -91,8 +91,9 @@ def test_too_old_a_python_is_one_line(
     assert said.count("\n") == 1
 
 
-def test_a_folder_that_is_no_environment_is_left_alone(go: ModuleType, monkeypatch: pytest.MonkeyPatch,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_environment_is_left_alone(
+    go: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(go, "version_of", lambda python: None)
     kept = Path(go.VENV, "letters.txt")
     kept.touch()
@@ -102,8 +103,9 @@ def test_a_folder_that_is_no_environment_is_left_alone(go: ModuleType, monkeypat
 
 
 @pytest.mark.parametrize("missing", ["ensurepip", "venv"])
-def test_a_python_without_venv_is_one_line(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_python_without_venv_is_one_line(
+    missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HEADWISE_VENV", str(tmp_path / "none"))
     monkeypatch.setitem(sys.modules, missing, None)
     spec = importlib.util.spec_from_file_location("go", ROOT / "go.py")

@@ -18,8 +18,14 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 def python(*arguments: str, folder: Path) -> str:
     """What a fresh interpreter prints; its warnings are errors too."""
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True,
-                          env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=False)
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     return done.stdout
@@ -27,15 +33,22 @@ def python(*arguments: str, folder: Path) -> str:
 
 def test_importing_headwise_imports_no_torch_and_no_compiler(tmp_path: Path) -> None:
     heavy = "torch transformers llvmlite click rich"
-    said = python("-c", f"import sys, headwise; print([name for name in {heavy!r}.split() if name in sys.modules])",
-                  folder=tmp_path)
+    said = python(
+        "-c",
+        f"import sys, headwise; print([name for name in {heavy!r}.split() if name in sys.modules])",
+        folder=tmp_path,
+    )
     assert said == "[]\n"
 
 
 def test_using_the_op_on_numpy_arrays_imports_no_torch(tmp_path: Path) -> None:
-    said = python("-c", "import sys, numpy as np, headwise as hw; x = np.ones((1, 2, 3, 5)); "
-                  "hw.attention(x, x, x, mask=hw.causal(), weights=True)[1].read(entropy=True); "
-                  "print('torch' in sys.modules)", folder=tmp_path)
+    said = python(
+        "-c",
+        "import sys, numpy as np, headwise as hw; x = np.ones((1, 2, 3, 5)); "
+        "hw.attention(x, x, x, mask=hw.causal(), weights=True)[1].read(entropy=True); "
+        "print('torch' in sys.modules)",
+        folder=tmp_path,
+    )
     assert said == "False\n"
 
 

@@ -14,6 +14,11 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def is_array(x: Any) -> bool:
+    """Whether x is a NumPy array or a torch tensor."""
+    return isinstance(x, np.ndarray) or is_torch(x)
+
+
 def like(x: Any, index: Any) -> Any:
     """x as an array of the library (and on the device) of `index`, which is what masks and biases are indexed with."""
     if is_torch(index):

@@ -21,7 +21,20 @@ SENTENCE = "The scientist thanked the engineer because she solved the problem."
 MODEL = "minilm"
 LINKS = (("she", "scientist"), ("she", "engineer"), ("solved", "problem"), ("scientist", "thanked"))
 HEADS_PER_LINK = 5
-HEADS_PER_KIND = 6
+HEADS_PER_KIND = 4
+STRENGTH = {"broad": "breadth", "mixed": "peak"}  # what ranks the heads of these kinds; else the measure of that name
+MEANING = {
+    "previous": "the token before",
+    "next": "the token after",
+    "self": "the token itself",
+    "first": "the first token, often a place to rest",
+    "separator": "special tokens such as [SEP]",
+    "duplicate": "other places of the same token",
+    "induction": "what came after the same token before",
+    "positional": "tokens at a fixed distance",
+    "broad": "everything, almost alike",
+    "mixed": "nothing of these; it depends on the words",
+}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -61,8 +74,13 @@ def commands() -> None:
 
 @commands.command()
 @click.argument("text", required=False)
-@click.option("--model", metavar="PATH_OR_NAME", default=MODEL, show_default=True,
-              help="A model's folder or .gguf file, or an installed model's name.")
+@click.option(
+    "--model",
+    metavar="PATH_OR_NAME",
+    default=MODEL,
+    show_default=True,
+    help="A model's folder or .gguf file, or an installed model's name.",
+)
 @click.option(
     "--link",
     "links",
@@ -105,8 +123,11 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
     with progress.status("Drawing the page"), refusing(OSError, f"cannot write {output}; give another place with -o: "):
         heads.report(output, links=links)
 
-    console.print(Text.assemble((model, "bold"), f": {len(rows)} heads in {len(part.layers)} layers, "
-                                f"{inputs['input_ids'].shape[1]} tokens"))
+    console.print(
+        Text.assemble(
+            (model, "bold"), f": {len(rows)} heads in {len(part.layers)} layers, {inputs['input_ids'].shape[1]} tokens"
+        )
+    )
     if found:
         console.print(link_table(found, {(row["layer"], row["head"]): row["kind"] for row in part.table()}))
     console.print(kind_table(rows))
@@ -117,26 +138,41 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
 def link_table(found: list[Any], kinds: dict[tuple[int, int], str]) -> Table:
     table = Table("link", "head", "weight", "kind", title="Which heads carry each link", title_justify="left")
     for link in found:
-        for rank, (layer, head, weight) in enumerate(link.ranking[:HEADS_PER_LINK]):
-            name = Text(f"{link.source} → {link.target}" if rank == 0 else "")
-            table.add_row(name, f"{layer}.{head}", f"{weight:.3f}", kinds[layer, head],
-                          end_section=rank == HEADS_PER_LINK - 1)
+        name = Text(f"{link.source} → {link.target}")
+        best = [entry for entry in link.ranking[:HEADS_PER_LINK] if entry[2] > 0]
+        if not best:  # as from a word to a later one, in a model that only looks back
+            table.add_row(name, "none", "0", "no head can look there")
+        for layer, head, weight in best:
+            table.add_row(name, f"{layer}.{head}", f"{weight:.3f}", kinds[layer, head])
+            name = Text()
+        table.add_section()
     return table
 
 
 def kind_table(rows: list[dict[str, Any]]) -> Table:
+    """The kinds, the most frequent first, each with the heads that show it best."""
     by_kind = defaultdict(list)
     for row in rows:
-        by_kind[row["kind"]].append(f"{row['layer']}.{row['head']}")
-    table = Table("kind", "heads", "which (layer.head)", title="What kinds of heads there are", title_justify="left")
-    for kind, names in sorted(by_kind.items(), key=lambda item: -len(item[1])):
-        table.add_row(kind, str(len(names)), " ".join(names[:HEADS_PER_KIND]) + " ..." * (len(names) > HEADS_PER_KIND))
+        by_kind[row["kind"]].append((row.get(STRENGTH.get(row["kind"], row["kind"])) or 0.0, row["layer"], row["head"]))
+    table = Table(
+        "kind",
+        "heads",
+        "strongest",
+        "attends above all to",
+        title="What kinds of heads there are",
+        title_justify="left",
+    )
+    for kind, heads in sorted(by_kind.items(), key=lambda item: (-len(item[1]), item[0])):
+        best = sorted(heads, key=lambda head: (-head[0], head[1:]))[:HEADS_PER_KIND]
+        table.add_row(kind, str(len(heads)), ", ".join(f"{layer}.{head}" for _, layer, head in best), MEANING.get(kind))
     return table
 
 
 def trust(check: Any) -> str:
-    return (f"How far to trust this: the weights of each row sum to 1 within {check.row_sum_error:.0e}; the outputs "
-            f"rebuilt from them equal the model's own within {check.output_error:.0e}.")
+    return (
+        f"How far to trust this: the weights of each row sum to 1 within {check.row_sum_error:.0e}; the outputs "
+        f"rebuilt from them equal the model's own within {check.output_error:.0e}."
+    )
 
 
 def check_text(text: str | bytes) -> str:
@@ -161,7 +197,7 @@ def check_output(output: Path) -> None:
 
 
 def load(model: str) -> tuple[Any, Any]:
-    os.environ["HF_HUB_OFFLINE"] = "1"  # what is not on this machine is not there
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}  # what is not on this machine is not there; no bars
     with needs_extras(), refusing(ValueError):
         import torch  # noqa: F401 - before transformers, which without it says more than one line
         from transformers.utils import logging
@@ -177,8 +213,10 @@ def tokenize(model: Any, tokenizer: Any, text: str) -> Any:
     limits = [tokenizer.model_max_length, getattr(model.config.get_text_config(), "max_position_embeddings", None)]
     length, limit = inputs["input_ids"].shape[1], min(limit for limit in limits if limit)
     if length > limit:
-        raise Refusal(f"the text has {length} tokens and this model takes {limit}; shorten it, or name a model that "
-                      "takes more with --model")
+        raise Refusal(
+            f"the text has {length} tokens and this model takes {limit}; shorten it, or name a model that "
+            "takes more with --model"
+        )
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = inputs["input_ids"]
     return inputs

@@ -37,7 +37,8 @@ def attention(
     B batch, H query heads, Hkv key/value heads, L queries, S keys, D width of q and k, Dv width of v.
 
     The order is: s = scale * q . k, softcap, score_mod, + bias, mask, softmax over the keys (a sink is one more logit
-    in the denominator), dropout, times v, times head_gate. A query that may attend to nothing gives a zero row, lse = -inf
+    in the denominator), dropout, times v, times head_gate. A query that may attend to nothing gives a zero row,
+    lse = -inf
     and zero gradients; what is masked leaks into nothing, NaN included.
 
     Args:
@@ -54,7 +55,8 @@ def attention(
         dropout_p: probability of dropping a weight; applied whenever it is not 0. The pattern comes from the library's
             global random state (torch.manual_seed, numpy.random.seed).
         weights: also return the lazy `Weights` (before dropout); `out` stays the same, bit for bit.
-        return_lse: also return the log-sum-exp of each row [B, H, L], natural log, sinks included, fp32 (fp64 for fp64).
+        return_lse: also return the log-sum-exp of each row [B, H, L]: natural log, sinks included, fp32
+            (fp64 for fp64).
         backend: "auto", "plain" (NumPy) or "torch".
     Returns:
         out [B, H, L, Dv], contiguous, q's kind and dtype (integers compute in fp64);
@@ -139,7 +141,8 @@ def _project(x: Any, w: Any, bias: Any, name: str) -> Any:
     """x [B, L, E] times w [H, E, D] -> [B, H, L, D]."""
     if bias is not None and tuple(bias.shape) != (w.shape[0], w.shape[2]):
         raise ValueError(
-            f"multi_head_attention: {name} must have shape {(w.shape[0], w.shape[2])} (one row a head); got {tuple(bias.shape)}"
+            f"multi_head_attention: {name} must have shape {(w.shape[0], w.shape[2])} (one row a head); "
+            f"got {tuple(bias.shape)}"
         )
     y = x[..., None, :, :] @ w  # [B, H, L, D]
     return y if bias is None else y + bias[:, None]

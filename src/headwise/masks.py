@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headwise.arrays import is_torch, known, like
+from headwise.arrays import is_array, is_torch, known, like
 from headwise.positions import default_offset
 from headwise.shapes import Sizes, check_broadcast
 
@@ -468,18 +468,17 @@ def _booleans(op: str, name: str, array: Any) -> Any:
 
 
 def _check_per_batch(name: str, x: Any, sizes: Sizes, op: str) -> None:
-    shape = tuple(getattr(x, "shape", ()))
+    shape = tuple(x.shape) if is_array(x) else ()
     if shape not in ((), (1,), (sizes.B,)):
         raise ValueError(f"{op}: {name} must be an int or integers [B] with B={sizes.B} (from q); got shape {shape}")
 
 
 def _per_batch(x: Any, b: Any) -> Any:
     """x for the batch entries b: a number as it is, an array [B] indexed."""
-    shape = getattr(x, "shape", None)
-    if shape is None or len(shape) == 0:
+    if not is_array(x) or x.ndim == 0:
         return x
     x = like(x, b)
-    return x[b if shape[0] > 1 else b * 0]
+    return x[b if x.shape[0] > 1 else b * 0]
 
 
 def _ids(ids: Any, b: Any, at: Any) -> Any:
@@ -491,7 +490,7 @@ def _extent(x: Any) -> tuple[int, int] | None:
     """Smallest and largest of a number or array, or None where the values cannot be looked at."""
     if isinstance(x, int):
         return x, x
-    values = known(x) if hasattr(x, "shape") else None
+    values = known(x) if is_array(x) else None
     if values is None:
         return None
     return (int(values.min()), int(values.max())) if values.size else (0, 0)

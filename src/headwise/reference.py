@@ -1,6 +1,7 @@
 """The specification: multi-head attention and every read of it, in plain NumPy and float64.
 
-B batch, H query heads, Hkv key heads, L queries, S keys, D width of q and k, Dv width of v, E model width; indices b h i j d.
+B batch, H query heads, Hkv key heads, L queries, S keys, D width of q and k, Dv width of v, E model width;
+indices b h i j d.
 Everything here makes L x S arrays and is slow; all other code is held against it.
 """
 
@@ -74,7 +75,7 @@ def multi_head_attention(
     context: Array | None = None,  # [B, S, E]
     **options: Any,
 ) -> Array:
-    """Concat(head_1 .. head_H) W_O with head_h = attention(x W_Q, c W_K, c W_V) (Vaswani et al., 2017, section 3.2.2)."""
+    """Concat(head_1 .. head_H) W_O, head_h = attention(x W_Q, c W_K, c W_V) (Vaswani et al., 2017, section 3.2.2)."""
     context = x if context is None else context
     q, k, v = (np.einsum("ble,hed->bhld", y, w) for y, w in ((x, w_q), (context, w_k), (context, w_v)))
     out = attention(q, k, v, **options).out  # [B, H, L, Dv]
@@ -83,12 +84,12 @@ def multi_head_attention(
 
 
 def gradients(q: Array, k: Array, v: Array, dout: Array, dlse: Array | float = 0.0, **options: Any) -> dict[str, Array]:
-    """Gradients of sum(out * dout) + sum(lse * dlse) for q, k, v, bias (not yet summed over broadcast axes), sinks, gate."""
+    """Gradients of sum(out * dout) + sum(lse * dlse); for bias [B, H, L, S] before summing over broadcast axes."""
     o = attention(q, k, v, **options)
-    B, H, L, S = o.weights.shape
-    group = H // k.shape[1]
+    (B, H), Hkv = o.lse.shape[:2], k.shape[1]
+    group = H // max(Hkv, 1)
     k_h, v_h = (np.asarray(x, np.float64).repeat(group, 1) for x in (k, v))
-    scale = options.get("scale") or q.shape[3] ** -0.5
+    scale = q.shape[3] ** -0.5 if options.get("scale") is None else options["scale"]
     gate = np.broadcast_to(np.asarray(options.get("head_gate", 1.0), np.float64), (B, H))[:, :, None, None]
     kept = np.broadcast_to(options.get("kept", True), o.weights.shape) / (1 - options.get("dropout_p", 0.0))
     dlse = np.broadcast_to(dlse, o.lse.shape)[..., None]
@@ -106,8 +107,8 @@ def gradients(q: Array, k: Array, v: Array, dout: Array, dlse: Array | float = 0
     ungated = attention(q, k, v, **{**options, "head_gate": 1.0}).out
     return {
         "q": draw @ k_h * scale,
-        "k": dk.reshape(B, -1, group, *dk.shape[2:]).sum(2),
-        "v": dv.reshape(B, -1, group, *dv.shape[2:]).sum(2),
+        "k": dk.reshape(B, Hkv, group, *dk.shape[2:]).sum(2),
+        "v": dv.reshape(B, Hkv, group, *dv.shape[2:]).sum(2),
         "bias": ds,
         "sinks": (sink_weight * (dlse - inner)).sum((0, 2, 3)),
         "head_gate": (dout * ungated).sum((2, 3)),
@@ -138,7 +139,7 @@ def received(A: Array) -> Array:
 
 def offsets(A: Array, s: Array, m: int, offset: Array | int) -> Array:
     """[B, H, 2m + 1]: mean over the queries of the weight at j - position(i) = -m .. m."""
-    B, H, L, S = A.shape
+    _, _, L, S = A.shape
     distance = np.arange(S) - np.arange(L)[:, None] - np.reshape(offset, (-1, 1, 1))  # [B or 1, L, S]
     there = np.stack([(A * (distance == t)[:, None]).sum((2, 3)) for t in range(-m, m + 1)], axis=-1)
     return there / np.maximum((~empty_rows(s)).sum(2), 1)[..., None]
@@ -159,7 +160,7 @@ def top_k(A: Array, k: int) -> tuple[Array, Array]:
 
 
 def pooled(A: Array, s: Array, r: int, c: int, how: str = "mean") -> Array:
-    """[B, H, r, c]: mean, max or sum of A over an r x c grid; query i lies in row i * r // L, key j in column j * c // S."""
+    """[B, H, r, c]: mean, max or sum of A over a grid; query i lies in row i * r // L, key j in column j * c // S."""
     B, H, L, S = A.shape
     row, column = np.arange(L) * r // L, np.arange(S) * c // S
     full = ~empty_rows(s)

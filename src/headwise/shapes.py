@@ -64,7 +64,8 @@ def check_sizes(q: Any, k: Any, v: Any, op: str = "attention") -> Sizes:
         raise ValueError(f"{op}: v must have shape {heads.format('Dv')} with S={S} (from k); got {_shape(v)}")
     if (Hkv == 0 and H != 0) or (Hkv and H % Hkv):
         raise ValueError(
-            f"{op}: H must be a multiple of Hkv (query head h reads key head h // (H // Hkv)); got H={H} (q), Hkv={Hkv} (k)"
+            f"{op}: H must be a multiple of Hkv (query head h reads key head h // (H // Hkv)); "
+            f"got H={H} (q), Hkv={Hkv} (k)"
         )
     if D == 0:
         raise ValueError(f"{op}: D must be at least 1 (scores are q . k over D); got q {_shape(q)}")
@@ -111,7 +112,7 @@ def check_number(name: str, x: Any, op: str = "attention", positive: bool = Fals
     """A finite real number, positive where that is the rule."""
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
         raise TypeError(f"{op}: {name} must be a number; got {type(x).__name__}")
-    if not math.isfinite(x) or (positive and x <= 0):
+    if not -math.inf < x < math.inf or (positive and x <= 0):
         raise ValueError(f"{op}: {name} must be {'positive and ' if positive else ''}finite; got {x}")
     return float(x)
 

@@ -52,7 +52,8 @@ class Weights:
     B batch, H query heads, L queries, S keys; without B (and H) where q had none. Values are fp32 (fp64 for fp64),
     of q's library and device, and differentiable where q and k are. Dropout is not in them.
 
-    `w[b, h, i, j]` takes ints, slices, index arrays, booleans and Ellipsis with NumPy's rules; `w.scores[...]` is the same
+    `w[b, h, i, j]` takes ints, slices, index arrays, booleans and Ellipsis with NumPy's rules; `w.scores[...]` is the
+    same
     before the softmax (-inf where masked).
 
     >>> import numpy as np, headwise as hw
@@ -192,7 +193,8 @@ class Weights:
     ) -> Reads:
         """Several statistics in one pass over the weights, without an L x S array.
 
-        B batch, H heads, L queries, S keys. Rows with nothing to attend to are left out of every mean; `empty` says which.
+        B batch, H heads, L queries, S keys. Rows with nothing to attend to are left out of every mean; `empty` names
+        them.
 
         Args:
             entropy: [B, H, L] in nats; a sink counts as one more outcome.
@@ -200,7 +202,7 @@ class Weights:
             offsets: m >= 0 -> [B, H, 2m + 1], mean over the queries of the weight at j - position(i) = -m .. m.
             distance: [B, H], mean |position(i) - j| under the weights, in tokens.
             top_k: k -> two arrays [B, H, L, k], each row's largest weights and their keys, ties to the lower key.
-            pooled: (r, c) or (r, c, how) with how "mean", "max" or "sum", or a list of such -> [B, H, r, c] (or a list).
+            pooled: (r, c) or (r, c, how) with how "mean", "max" or "sum", or a list of such -> [B, H, r, c] (or list).
             mass: P pairs (queries, keys) of index sets -> [B, H, P], the weight between them, summed.
             value_norms: [B, H, S] (or what broadcasts to it); every weight A_ij is multiplied by norm j first
                 (Kobayashi et al., 2020). Entropy is not defined then.
@@ -229,7 +231,7 @@ class Weights:
         return result.map(self._shaped)
 
     def check(self) -> Check:
-        """Proof that what is shown is what the layer computed: rows sum to 1, and A . v equals its output within rounding."""
+        """Proof that what is shown is what was computed: rows sum to 1, A . v equals its output within rounding."""
         rows, worst, empty, scale, largest = 0.0, 0.0, 0, 0.0, 0.0
         known_output = self._v is not None and self._out is not None and not self._options.dropout_p
         gate = (

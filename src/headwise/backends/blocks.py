@@ -46,4 +46,6 @@ def blocks(sizes: Sizes, mask: Mask | None, whole_rows: bool = False) -> Iterato
 
 def key_heads(h: slice, sizes: Sizes) -> slice:
     """The key heads that a slice of whole groups of query heads reads."""
+    if h == slice(None):
+        return h
     return slice(h.start // sizes.group, -(-h.stop // sizes.group))

@@ -16,6 +16,9 @@ from headwise.scores import Options, keep, take_bias
 from headwise.shapes import Sizes
 
 Tensor = torch.Tensor
+WHOLE = Block(
+    *(slice(None),) * 4
+)  # everything as one block; no sizes in it, which a traced graph would have to compare
 
 
 def work_dtype(x: Tensor) -> torch.dtype:
@@ -27,18 +30,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -
     """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L]."""
     work = work_dtype(q)
     if _traced(q, k, v):
-        out, lse = attend(q, k, v, whole(sizes), options, sizes, looked_at=False)
+        out, lse = attend(q, k, v, WHOLE, options, sizes, looked_at=False)
     else:
         finite = all(bool(torch.isfinite(x).all()) for x in (q, k, v))
         out, lse = _in_blocks(q, k, v, options, sizes, finite)
     if options.head_gate is not None:
         out = out * options.head_gate.to(work)[..., None, None]
     return out.to(q.dtype), lse
-
-
-def whole(sizes: Sizes) -> Block:
-    """The one block that is everything."""
-    return Block(*(slice(0, n) for n in (sizes.B, sizes.H, sizes.L, sizes.S)))
 
 
 def _in_blocks(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes, finite: bool) -> tuple[Tensor, Tensor]:
@@ -88,7 +86,7 @@ def attend(
     sink = None if options.sinks is None else options.sinks[h].to(work)[:, None]  # [h, 1]
     if looked_at and s.shape[3] == 0:
         lse = s.sum(3) - torch.inf if sink is None else sink + s.sum(3)
-        return s @ s.new_zeros(0, sizes.Dv), lse
+        return s.new_zeros(*s.shape[:3], sizes.Dv) + 0 * s.sum(), lse
     top = s.detach().amax(3)  # [b, h, l]; softmax does not depend on it
     if sink is not None:
         top = torch.maximum(top, sink.detach())
@@ -102,14 +100,17 @@ def attend(
     lse = torch.where(some, top + torch.log(safe), -torch.inf)
     p = p / safe[..., None]
     if options.dropout_p:
-        kept = keep(options.seed, options.dropout_p, *coordinates(block, q.device), sizes)
+        kept = keep(options.seed, options.dropout_p, *coordinates(block, sizes, q.device), sizes)
         p = torch.where(kept, p / (1 - options.dropout_p), 0.0) if options.dropout_p < 1 else p * 0.0
     return _weighted_values(p, s, v[b, key_heads(h, sizes), j].to(work), finite), lse
 
 
-def coordinates(block: Block, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def coordinates(block: Block, sizes: Sizes, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """b, h, i, j of a block as index tensors that broadcast to [b, h, l, s]."""
-    b, h, i, j = (torch.arange(x.start, x.stop, device=device) for x in block)
+    b, h, i, j = (
+        torch.arange(x.start or 0, n if x.stop is None else x.stop, device=device)
+        for x, n in zip(block, (sizes.B, sizes.H, sizes.L, sizes.S), strict=True)
+    )
     return b[:, None, None, None], h[:, None, None], i[:, None], j
 
 
@@ -119,9 +120,8 @@ def score_block(q: Tensor, k: Tensor, block: Block, options: Options, sizes: Siz
     b, h, i, j = block
     q = q[b, h, i].to(work)  # [b, h, l, D]
     k = k[b, key_heads(h, sizes), j].to(work)  # [b, hkv, s, D]
-    shape = (*q.shape[:3], k.shape[2])
-    s = (grouped(q, k) @ k.transpose(2, 3) if finite else _selected_scores(q, k)).reshape(shape)
-    return finish(s * options.scale, coordinates(block, q.device), block, options, sizes)
+    s = product(q, k.transpose(2, 3)) if finite else _selected_scores(q, k)
+    return finish(s * options.scale, coordinates(block, sizes, q.device), block, options, sizes)
 
 
 def score_points(q: Tensor, k: Tensor, at: tuple[Tensor, ...], options: Options, sizes: Sizes) -> Tensor:
@@ -145,10 +145,16 @@ def finish(s: Tensor, at: Any, bias_at: Any, options: Options, sizes: Sizes) -> 
     return s
 
 
-def grouped(x: Tensor, k: Tensor) -> Tensor:
-    """[b, h, l, n] -> [b, hkv, group * l, n]: a group's queries beside each other, so its key head is read once."""
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """[b, h, l, n] times [b, hkv, n, m] -> [b, h, l, m]: a group's queries side by side, so its key head is read once.
+
+    The shapes are built so that an exported graph with a dynamic l has no size comparison that it cannot prove.
+    """
     b, h, l, n = x.shape
-    return x.reshape(b, k.shape[1], (h // k.shape[1] if h else 0) * l, n) if k.shape[1] != h else x
+    hkv, m = y.shape[1], y.shape[3]
+    group = h // hkv if h else 0
+    flat = torch.bmm(x.reshape(b * hkv, group * l, n), y.reshape(b * hkv, n, m))  # [b * hkv, group * l, m]
+    return flat.unflatten(1, (group, l)).reshape(b, h, l, m)
 
 
 def _selected_scores(q: Tensor, k: Tensor) -> Tensor:
@@ -157,24 +163,21 @@ def _selected_scores(q: Tensor, k: Tensor) -> Tensor:
     The value comes from the numbers as they are; the gradient flows through copies with the non-finite entries zeroed.
     """
     clean_q, clean_k = (torch.where(torch.isfinite(x), x, 0.0) for x in (q, k))
-    s = grouped(clean_q, k) @ clean_k.transpose(2, 3)
-    raw = (grouped(q, k) @ k.transpose(2, 3)).detach()
-    return torch.where(torch.isfinite(raw), s, raw)
+    raw = product(q, k.transpose(2, 3)).detach()
+    return torch.where(torch.isfinite(raw), product(clean_q, clean_k.transpose(2, 3)), raw)
 
 
 def _weighted_values(p: Tensor, s: Tensor, v: Tensor, finite: bool) -> Tensor:
     """sum_j p_ij v_j over keys that may be attended to: a masked NaN is selected away, not multiplied by zero."""
-    shape = (*p.shape[:3], v.shape[3])
     if finite:
-        return (grouped(p, v) @ v).reshape(shape)
+        return product(p, v)
     bad = ~torch.isfinite(v)
-    clean = (grouped(p, v) @ torch.where(bad, 0.0, v)).reshape(shape)
-    reached = (grouped((s != -torch.inf).to(p.dtype), v) @ bad.to(p.dtype)).reshape(shape) > 0
-    return torch.where(reached, (grouped(p, v) @ v).detach().reshape(shape), clean)
+    reached = product((s != -torch.inf).to(p.dtype), bad.to(p.dtype)) > 0
+    return torch.where(reached, product(p, v).detach(), product(p, torch.where(bad, 0.0, v)))
 
 
 def _traced(*tensors: Tensor) -> bool:
-    """Whether values cannot be looked at and saved-tensor hooks cannot be used: traced, transformed, or without storage."""
+    """Whether values cannot be looked at or saved-tensor hooks used: traced, transformed, or without storage."""
     if torch.compiler.is_compiling():
         return True
     if torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0:

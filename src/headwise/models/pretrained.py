@@ -75,7 +75,7 @@ def _load(folder: Path, said: str | Path, **options: Any) -> tuple[Any, Any]:
         loader = AutoModelForCausalLM if "ForCausalLM" in names else AutoModel
         if config.is_encoder_decoder and "ForConditionalGeneration" in names:
             loader = AutoModelForSeq2SeqLM
-        model = loader.from_pretrained(folder, dtype=torch.float32, **local, **options)
+        model = loader.from_pretrained(folder, config=config, dtype=torch.float32, **local, **options)
         tokenizer = AutoTokenizer.from_pretrained(folder, **local, **source)
     except Exception as error:  # a broken file makes the loaders raise anything
         first = str(error).strip().splitlines()

@@ -1,0 +1,15 @@
+"""The torch layer: `MultiHeadAttention`, whose heads can be taken one by one."""
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        'headwise.nn: the layer needs PyTorch, which is not installed; run: pip install "headwise[torch]"', name="torch"
+    ) from error
+
+from headwise.nn.heads import Head, Heads
+from headwise.nn.layer import MultiHeadAttention
+
+__all__ = ["Head", "Heads", "MultiHeadAttention"]

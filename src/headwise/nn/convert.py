@@ -1,0 +1,152 @@
+"""Layers made from what is already there: a torch layer, or matrices head by head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headwise.nn import checks
+from headwise.shapes import FLOATS, dtype_name
+
+if TYPE_CHECKING:
+    from headwise.nn.layer import MultiHeadAttention
+
+    Layer = TypeVar("Layer", bound=MultiHeadAttention)
+
+
+def from_torch(cls: type[Layer], module: Any) -> Layer:
+    """See `MultiHeadAttention.from_torch`."""
+    if not isinstance(module, nn.MultiheadAttention):
+        raise TypeError(f"from_torch: module must be a torch.nn.MultiheadAttention; got {type(module).__name__}")
+    theirs: Any = module  # torch's own types deny that a part may be None
+    for option, used in (("add_bias_kv", theirs.bias_k is not None), ("add_zero_attn", theirs.add_zero_attn)):
+        if used:
+            raise ValueError(
+                f"from_torch: module must not use {option} (this layer attends to its inputs only and has no extra "
+                f"key to put it in); got {option}=True"
+            )
+    with torch.enable_grad():  # so that each part says whether it is trained, as its parameter does
+        if theirs.in_proj_weight is not None:
+            weights = theirs.in_proj_weight.chunk(3)  # [E, E] each
+        else:
+            weights = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
+        biases = (None, None, None) if theirs.in_proj_bias is None else theirs.in_proj_bias.chunk(3)
+    layer = cls(
+        theirs.embed_dim,
+        theirs.num_heads,
+        kdim=theirs.kdim,
+        vdim=theirs.vdim,
+        dropout=theirs.dropout,
+        device="meta",  # where making a layer draws no random numbers
+    )
+    weights, biases = (*weights, theirs.out_proj.weight), (*biases, theirs.out_proj.bias)
+    for linear, w, bias in zip(layer.projections(), weights, biases, strict=True):
+        _fill(linear, w, bias, w.requires_grad, bias is not None and bias.requires_grad)
+    return layer.train(module.training)
+
+
+def from_heads(
+    cls: type[Layer],
+    w_q: Any,
+    w_k: Any,
+    w_v: Any,
+    w_o: Any,
+    *,
+    b_q: Any = None,
+    b_k: Any = None,
+    b_v: Any = None,
+    b_o: Any = None,
+    head_gate: Any = None,
+    dropout: float = 0.0,
+) -> Layer:
+    """See `MultiHeadAttention.from_heads`."""
+    q = _floats("w_q", w_q)
+    k, v, o = _floats("w_k", w_k, q), _floats("w_v", w_v, q), _floats("w_o", w_o, q)
+    for name, w, letters in (("w_q", q, "[H, E, D]"), ("w_k", k, "[Hkv, Ec, D]"), ("w_v", v, "[Hkv, Ev, Dv]")):
+        if w.dim() != 3 or 0 in w.shape:
+            raise ValueError(f"from_heads: {name} must have shape {letters}, heads first; got {tuple(w.shape)}")
+    (H, E, D), (Hkv, Ec, _), (_, Ev, Dv) = q.shape, k.shape, v.shape
+    if k.shape[2] != D:
+        raise ValueError(f"from_heads: w_k must have shape [Hkv, Ec, D] with D={D} (from w_q); got {tuple(k.shape)}")
+    if v.shape[0] != Hkv:
+        raise ValueError(
+            f"from_heads: w_v must have shape [Hkv, Ev, Dv] with Hkv={Hkv} (from w_k); got {tuple(v.shape)}"
+        )
+    if H % Hkv:
+        raise ValueError(f"from_heads: H must be a multiple of Hkv; got H={H} (w_q), Hkv={Hkv} (w_k)")
+    stacked = o.dim() == 3 and tuple(o.shape[:2]) == (H, Dv)
+    if not (stacked or (o.dim() == 2 and o.shape[0] == H * Dv)) or 0 in o.shape:
+        raise ValueError(
+            f"from_heads: w_o must have shape [H, Dv, Eo] or [H * Dv, Eo] with H={H} (w_q), Dv={Dv} (w_v); "
+            f"got {tuple(o.shape)}"
+        )
+    o = o.reshape(H * Dv, o.shape[-1])
+    biases = [
+        _shaped("b_q", b_q, q, (H, D), "[H, D]"),
+        _shaped("b_k", b_k, q, (Hkv, D), "[Hkv, D]"),
+        _shaped("b_v", b_v, q, (Hkv, Dv), "[Hkv, Dv]"),
+        _shaped("b_o", b_o, q, (o.shape[1],), "[Eo]"),
+    ]
+    gate = _shaped("head_gate", head_gate, q, (H,), "[H]")
+    layer = cls(
+        E,
+        H,
+        num_kv_heads=Hkv,
+        head_dim=D,
+        value_head_dim=Dv,
+        kdim=Ec,
+        vdim=Ev,
+        out_dim=o.shape[1],
+        dropout=checks.check_dropout(dropout),
+        head_gate=gate is not None,
+        device="meta",
+    )
+    rows = [w.transpose(1, 2).flatten(0, 1) for w in (q, k, v)]  # [H * D, E], one head below the other
+    for linear, w, b in zip(layer.projections(), [*rows, o.T], biases, strict=True):
+        _fill(linear, w, b)
+    if gate is not None:
+        layer.head_gate = _parameter(gate, True)
+    return layer
+
+
+def _fill(
+    linear: nn.Linear, weight: Tensor, bias: Tensor | None, weight_trained: bool = True, bias_trained: bool = True
+) -> None:
+    linear.weight = _parameter(weight, weight_trained)
+    linear.register_parameter("bias", None if bias is None else _parameter(bias.flatten(), bias_trained))
+
+
+def _parameter(x: Tensor, trained: bool) -> nn.Parameter:
+    """A contiguous copy as a parameter."""
+    return nn.Parameter(x.detach().clone(memory_format=torch.contiguous_format), requires_grad=trained)
+
+
+def _floats(name: str, x: Any, other: Tensor | None = None) -> Tensor:
+    """x as a floating-point tensor, of one dtype and device with the others; integers of NumPy become fp64."""
+    if not isinstance(x, Tensor):
+        if x is None or isinstance(x, str | bytes | dict):
+            raise TypeError(f"from_heads: {name} must be a torch tensor or a NumPy array; got {type(x).__name__}")
+        array = np.asarray(x)
+        x = torch.as_tensor(array.astype(np.float64) if array.dtype.kind in "iu" else array)
+    tensor: Tensor = x
+    if dtype_name(x) not in FLOATS:
+        raise TypeError(f"from_heads: {name} must be {', '.join(FLOATS)}; got {dtype_name(x)}; cast it")
+    if other is not None and x.dtype != other.dtype:
+        raise TypeError(
+            f"from_heads: {name} must have w_q's dtype {dtype_name(other)}; got {dtype_name(x)}; cast one of them"
+        )
+    if other is not None and x.device != other.device:
+        raise TypeError(f"from_heads: {name} must be on w_q's device {other.device}; got {x.device}; move one of them")
+    return tensor
+
+
+def _shaped(name: str, x: Any, q: Tensor, shape: tuple[int, ...], letters: str) -> Tensor | None:
+    if x is None:
+        return None
+    tensor = _floats(name, x, q)
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"from_heads: {name} must have shape {letters} = {shape}; got {tuple(tensor.shape)}")
+    return tensor
