@@ -1,4 +1,6 @@
-"""The compiled backend against the reference: every option, dtype and stride; nothing is left unwritten, nothing leaks."""
+"""The compiled backend against the reference: every option, dtype and stride; nothing is left unwritten, nothing
+leaks.
+"""
 
 import os
 import subprocess
@@ -134,8 +136,18 @@ def test_every_instruction_set(isa, dtype, L, monkeypatch):
         q, k, v = arrays(L=L, dtype=dtype)
         r = np.random.default_rng(5)
         hold(q, k, v, Options(scale=0.3), dtype)
-        everything = {"mask": hw.causal() & hw.keys(r.random((2, 43)) < 0.7), "softcap": 2.0, "sinks": r.standard_normal(3)}
-        hold(q, k, v, Options(scale=0.3, bias=r.standard_normal((1, 3, L, 43)), dropout_p=0.2, seed=9, **everything), dtype)
+        everything = {
+            "mask": hw.causal() & hw.keys(r.random((2, 43)) < 0.7),
+            "softcap": 2.0,
+            "sinks": r.standard_normal(3),
+        }
+        hold(
+            q,
+            k,
+            v,
+            Options(scale=0.3, bias=r.standard_normal((1, 3, L, 43)), dropout_p=0.2, seed=9, **everything),
+            dtype,
+        )
     finally:
         monkeypatch.undo()
         llvm.chosen.cache_clear()
@@ -283,9 +295,9 @@ for dtype in ("float32", "float64", "float16"):
         q, k, v = (guarded(r.standard_normal(x).astype(dtype)) for x in ((B, H, L, D), (B, H, S, D), (B, H, S, Dv)))
         for o in (
             {}, {"mask": hw.causal()}, {"mask": hw.keys(guarded(r.random((B, S)) < .5))},
-            {"mask": hw.dense(guarded(r.random((B, H, L, S)) < .5))}, {"bias": guarded(r.standard_normal((B, H, L, S)).astype("f4"))},
-            {"mask": hw.documents(np.sort(r.integers(0, 3, (B, L)), 1), np.sort(r.integers(0, 3, (B, S)), 1))},
-            {"sinks": guarded(r.standard_normal(H)), "head_gate": guarded(r.standard_normal((B, H)))},
+            {"mask": hw.dense(guarded(r.random((B, H, L, S)) < .5))}, {"bias": guarded(r.standard_normal((B, H, L,
+            S)).astype("f4"))}, {"mask": hw.documents(np.sort(r.integers(0, 3, (B, L)), 1), np.sort(r.integers(0, 3,
+            (B, S)), 1))}, {"sinks": guarded(r.standard_normal(H)), "head_gate": guarded(r.standard_normal((B, H)))},
             {"score_mod": (lambda t: lambda s, b, h, i, j: s + t[h, j - i])(guarded(r.standard_normal((H, 3))))},
         ):
             compiled.attention(q, k, v, Options(scale=.3, **o), Sizes(B, H, H, L, S, D, Dv))
@@ -296,14 +308,18 @@ import os; os._exit(0)
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs mprotect")
 def test_buffers_that_end_at_an_unreadable_page():
-    done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=300, check=False, env={**os.environ})
+    done = subprocess.run(
+        [sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=300, check=False, env={**os.environ}
+    )
     assert done.stdout == "untouched\n", done.stderr[-2000:]
 
 
 def test_an_index_that_does_not_fit_an_array_is_named():
     q, k, v = arrays()
     slopes = np.ones(2)
-    with pytest.raises(IndexError, match=r"score_mod: index h must fit axis 0 of an array of shape \(2,\); it needs 3 entries, got 2"):
+    with pytest.raises(
+        IndexError, match=r"score_mod: index h must fit axis 0 of an array of shape \(2,\); it needs 3 entries, got 2"
+    ):
         compiled.attention(
             q, k, v, Options(scale=0.3, score_mod=lambda s, b, h, i, j: s * slopes[h]), Sizes(2, 3, 3, 31, 43, 7, 5)
         )

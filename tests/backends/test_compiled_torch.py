@@ -24,7 +24,9 @@ def test_the_same_bits_as_numpy(dtype):
     mask = hw.causal() & hw.keys(torch.rand(2, 43) < 0.8)
     o = Options(scale=0.3, mask=mask, bias=torch.randn(1, 4, 31, 43), sinks=torch.randn(4))
     out, lse = compiled.attention(q, k, v, o, SIZES)
-    n = Options(scale=0.3, mask=hw.causal() & hw.keys(mask.right.valid.numpy()), bias=o.bias.numpy(), sinks=o.sinks.numpy())
+    n = Options(
+        scale=0.3, mask=hw.causal() & hw.keys(mask.right.valid.numpy()), bias=o.bias.numpy(), sinks=o.sinks.numpy()
+    )
     expected = compiled.attention(q.numpy(), k.numpy(), v.numpy(), n, SIZES)
     assert out.dtype == dtype
     assert np.array_equal(out.numpy(), expected[0])
@@ -56,7 +58,9 @@ def why(q, k, v, **options):
     return compiled.reason(q, k, v, Options(scale=0.3, **options), SIZES)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, on its first dual
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)  # torch's own, on its first dual
 def test_says_why_it_cannot():
     q, k, v = tensors()
     assert why(q, k, v) is None

@@ -36,7 +36,9 @@ def interpret(q: Any, k: Any, v: Any, options: Options, geometry: Geometry) -> t
     real = np.float64 if common.real == "f64" else np.float32
     out, lse = np.zeros((B, H, L, Dv), q.dtype), np.zeros((B, H, L), real)
     written = {x: Memory(a, written=False) for x, a in (("out", out), ("lse", lse))}
-    partial = Memory(np.zeros(common.values.get("chunks", 0) * B * Hkv * common.values.get("piece", 0), real), written=False)
+    partial = Memory(
+        np.zeros(common.values.get("chunks", 0) * B * Hkv * common.values.get("piece", 0), real), written=False
+    )
     given: dict[str, Any] = {"q": q, "k": k, "v": v, **written, "partial": partial, "sinks": sinks, "gate": gate}
     for n, x in enumerate(arrays):
         given[f"a{n}"] = x

@@ -48,7 +48,9 @@ def test_an_instruction_set_this_machine_lacks_is_refused(monkeypatch, name):
     monkeypatch.setenv("HEADWISE_ISA", name)
     llvm.chosen.cache_clear()
     try:
-        with pytest.raises(ValueError, match=f"HEADWISE_ISA: must be an instruction set this machine can run: .*; got '{name}'"):
+        with pytest.raises(
+            ValueError, match=f"HEADWISE_ISA: must be an instruction set this machine can run: .*; got '{name}'"
+        ):
             llvm.chosen()
     finally:
         monkeypatch.undo()

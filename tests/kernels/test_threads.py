@@ -42,9 +42,7 @@ def test_eight_python_threads_at_once():
     wrong = []
 
     def work(seed):
-        for _ in range(20):
-            if not np.array_equal(attention(seed), expected[seed]):
-                wrong.append(seed)
+        wrong.extend(seed for _ in range(20) if not np.array_equal(attention(seed), expected[seed]))
 
     running = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
     for x in running:
@@ -81,8 +79,11 @@ assert np.array_equal(attention(1), expected)
 
 
 def test_the_interpreter_ends_cleanly():
-    script = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); from test_threads import attention; attention(1, 900, 900)"
-    done = subprocess.run([sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    script = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+    script += "from test_threads import attention; attention(1, 900, 900)"
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -13,12 +13,18 @@ from headwise.arrays import is_torch
 from headwise.kernels import masking, trace
 from headwise.kernels.adjust import Operand, Rules
 from headwise.kernels.trace import SCORE, B, Captures, H, I, J, Node
+from headwise.masks import Mask
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
 NAMES = {
-    **{"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16"},
-    **{"bool": "i8", "int32": "i32", "int64": "i64"},
+    "float32": "f32",
+    "float64": "f64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "bool": "i8",
+    "int32": "i32",
+    "int64": "i64",
 }
 
 
@@ -79,10 +85,11 @@ def attention(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[A
         problem = Problem(sizes, kind(q), q.itemsize, q.strides, k.strides, v.strides, options.scale)
     call, alive = PLAIN, None
     o = options
-    if not (o.bias is o.softcap is o.score_mod is o.sinks is o.head_gate is None and not o.dropout_p):
+    others = (o.bias, o.softcap, o.score_mod, o.sinks, o.head_gate)
+    if o.dropout_p or any(x is not None for x in others):
         problem, call, alive = with_options(problem, o)
     elif o.mask is not None:
-        problem, call, alive = _with_mask(problem, o)
+        problem, call, alive = _with_mask(problem, o, o.mask)
     plan(problem).run(addresses, call)
     del alive
     return out, lse
@@ -130,9 +137,9 @@ def _rows(x: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x, np.float64)
     if x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative:
         return x
-    if (x.strides[-1] == size or x.shape[-1] <= 1) and x.dtype.isnative and x.flags.aligned:
-        if all(s % size == 0 for s in x.strides):
-            return x
+    rows = (x.strides[-1] == size or x.shape[-1] <= 1) and all(s % size == 0 for s in x.strides)
+    if rows and x.dtype.isnative and x.flags.aligned:
+        return x
     return np.array(x, x.dtype.newbyteorder("="), order="C")
 
 
@@ -143,12 +150,12 @@ def _tensor_rows(x: Any) -> Any:
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
-_masked: dict[Any, Any] = {}
+_masked: dict[Any, tuple[Any, Any, Any]] = {}
 
 
-def _with_mask(problem: Any, o: Options) -> tuple[Any, Any, Any]:
+def _with_mask(problem: Any, o: Options, mask: Mask) -> tuple[Any, Any, Any]:
     """`with_options` where there is only a mask: one that holds no array is the same again next time."""
-    key = masking.key(o.mask)
+    key = masking.key(mask)
     if key is None:
         return with_options(problem, o)
     found = _masked.get((problem, key))
@@ -156,11 +163,13 @@ def _with_mask(problem: Any, o: Options) -> tuple[Any, Any, Any]:
         if len(_masked) >= 4096:
             _masked.clear()
         found = _masked[problem, key] = with_options(problem, o)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def with_options(problem: Any, o: Options) -> tuple[Any, Any, Any]:
-    """The problem with its options in the kernels' terms, what a call passes along, and what must stay alive meanwhile."""
+    """The problem with its options in the kernels' terms, what a call passes along, and what must stay alive
+    meanwhile.
+    """
     from headwise.kernels.plan import Call
 
     captures = Captures()
@@ -237,7 +246,8 @@ def _check_indices(tree: Node, name: str, shapes: Sequence[tuple[int, ...]], siz
         if need > n or (index[0] == "int" and index[1] < 0):
             said = index[1] if index[0] == "int" else index[0]
             raise IndexError(
-                f"{name}: index {said} must fit axis {axis} of an array of shape {shape}; it needs {need} entries, got {n}"
+                f"{name}: index {said} must fit axis {axis} of an array of shape {shape}; "
+                f"it needs {need} entries, got {n}"
             )
 
 

@@ -11,7 +11,9 @@ from headwise.kernels.trace import COMPARISONS, REAL_ONLY, Node, depends, kind
 
 @dataclass(frozen=True)
 class Operand:
-    """An array that a tree refers to: how its elements are stored, its axes, and whether its last axis is contiguous."""
+    """An array that a tree refers to: how its elements are stored, its axes, and whether its last axis is
+    contiguous.
+    """
 
     name: str
     kind: str
@@ -22,7 +24,9 @@ class Operand:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a kernel does to scores: the score after softcap, score_mod and bias; the mask; and what these two refer to."""
+    """What a kernel does to scores: the score after softcap, score_mod and bias; the mask; and what these two refer
+    to.
+    """
 
     change: Node | None = None
     visible: Node | None = None
@@ -31,13 +35,18 @@ class Rules:
     numbers: int = 0
 
     def signature(self) -> list[tuple[str, str]]:
-        """The arguments needed: for each array its address, strides (in elements) and sizes; then integers, then numbers."""
+        """The arguments needed: for each array its address, strides (in elements) and sizes; then integers, then
+        numbers.
+        """
         arguments = []
         for a in self.operands:
             arguments.append((a.name, f"*{a.kind}"))
             arguments += [(f"{a.name}_{what}{d}", "i64") for what in ("s", "n") for d in range(a.axes)]
         arguments += [(f"w{k}", "i64") for k in range(self.integers)]
         return arguments + [(f"n{k}", "f64") for k in range(self.numbers)]
+
+
+NO_RULES = Rules()
 
 
 def nodes(tree: Node) -> Iterator[Node]:
@@ -64,7 +73,9 @@ class Place:
 
 
 class Adjuster:
-    """Evaluates trees on vectors of scores. lanes: which of i and j runs along the lanes, from `place.<lanes>` up to `size`."""
+    """Evaluates trees on vectors of scores. lanes: which of i and j runs along the lanes, from `place.<lanes>` up to
+    `size`.
+    """
 
     def __init__(self, m: Machine, operands: Sequence[Operand], lanes: str, size: Value) -> None:
         self.m, self.lanes, self.size = m, lanes, size
@@ -83,7 +94,9 @@ class Adjuster:
         return found
 
     def fetch(self, node: Node, place: Place, count: Value, out: Pointer) -> None:
-        """out[j - place.j] = the vector of elements at keys place.j ... place.j + count; queries run along the lanes."""
+        """out[j - place.j] = the vector of elements at keys place.j ... place.j + count; queries run along the
+        lanes.
+        """
         m, n, a = self.m, self.m.lanes, self.operands[node[1]]
         base, stride_i, stride_j = m.args[a.name], m.scalar(0), m.scalar(0)
         for d, x in enumerate(node[2:]):
@@ -239,7 +252,9 @@ class Adjuster:
 
     def _index(self, a: Operand, d: int, node: Node, place: Place) -> Value:
         x = self.scalar(node, place)
-        return x if node[0] in ("b", "h", "i", "j", "int") else self._inside(a, d, x)  # held against the shape beforehand
+        return (
+            x if node[0] in ("b", "h", "i", "j", "int") else self._inside(a, d, x)
+        )  # held against the shape beforehand
 
     def _inside(self, a: Operand, d: int, x: Value) -> Value:
         """Negative indices count from the end, as everywhere in Python; none leaves the array."""

@@ -1,14 +1,15 @@
 """Few queries over many keys: widths along the lanes for the products, keys along the lanes for the softmax.
 
-The keys are cut into pieces, each a task that reads its keys and values once for all query heads of a group; a second program puts
-the pieces' sums together in their order (Dao et al., 2023, "Flash-Decoding"). Rows r are the queries (g, i) of a group.
+The keys are cut into pieces, each a task that reads its keys and values once for all query heads of a group; a
+second program puts the pieces' sums together in their order (Dao et al., 2023, "Flash-Decoding"). Rows r are the
+queries (g, i) of a group.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwise.kernels.adjust import Adjuster, Place, Rules
+from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules
 from headwise.kernels.forward import KB
 from headwise.kernels.tile import LOWEST, PRECISE, Geometry, Machine, Pointer, Value
 
@@ -28,7 +29,7 @@ class Decode:
     tile: int  # rows at once
     natural: bool
     spans: bool
-    rules: Rules = Rules()
+    rules: Rules = NO_RULES
     dropout: bool = False
 
     name = "decode"
@@ -42,7 +43,20 @@ class Decode:
 
     def signature(self) -> list[tuple[str, str]]:
         pointers = [("q", self.dtype), ("k", self.dtype), ("v", self.dtype), ("out", self.dtype), ("lse", self.real)]
-        integers = "heads key_heads group queries keys chunks chunk rows piece seed threshold spans_b".split()
+        integers = [
+            "heads",
+            "key_heads",
+            "group",
+            "queries",
+            "keys",
+            "chunks",
+            "chunk",
+            "rows",
+            "piece",
+            "seed",
+            "threshold",
+            "spans_b",
+        ]
         integers += [f"{x}_{axis}" for x in "qkv" for axis in "bhl"]
         return [
             ("scratch", "*scratch"),
@@ -270,7 +284,21 @@ class Combine:
     def signature(self) -> list[tuple[str, str]]:
         pointers = [("q", self.dtype), ("k", self.dtype), ("v", self.dtype), ("out", self.dtype), ("lse", self.real)]
         pointers += [("partial", self.real), ("sinks", self.sinks or "f32"), ("gate", self.gate or "f32")]
-        integers = "heads key_heads group queries chunks rows piece o_b o_h o_l lse_b lse_h gate_b".split()
+        integers = [
+            "heads",
+            "key_heads",
+            "group",
+            "queries",
+            "chunks",
+            "rows",
+            "piece",
+            "o_b",
+            "o_h",
+            "o_l",
+            "lse_b",
+            "lse_h",
+            "gate_b",
+        ]
         return [
             ("scratch", "*scratch"),
             *((x, f"*{kind}") for x, kind in pointers),

@@ -1,8 +1,8 @@
 """Fused attention, queries along the lanes: S^T = K Q^T, softmax down the columns, O^T = V^T P^T, over blocks of keys.
 
-Letters: B H L S D Dv as everywhere; n lanes, QB = n * width queries in a block, KB keys in a block. Scratch memory holds, for each of
-a task's blocks of queries, Qt [D, QB], Ot [Dv, QB], and for each query the largest score M and the sum of weights W
-(Milakov and Gimelshein, 2018; Rabe and Staats, 2021; Dao et al., 2022).
+Letters: B H L S D Dv as everywhere; n lanes, QB = n * width queries in a block, KB keys in a block. Scratch memory
+holds, for each of a task's blocks of queries, Qt [D, QB], Ot [Dv, QB], and for each query the largest score M and
+the sum of weights W (Milakov and Gimelshein, 2018; Rabe and Staats, 2021; Dao et al., 2022).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwise.kernels.adjust import Adjuster, Place, Rules
+from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules
 from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Value
+from headwise.kernels.trace import Node
 
 KB = 128  # keys in a block
 
@@ -26,7 +27,7 @@ class Forward:
     width: int  # vectors of queries in a block
     natural: bool  # scores are multiplied by scale when they are made; otherwise inside the exponential
     spans: bool  # a table says which keys each block of queries sees
-    rules: Rules = Rules()
+    rules: Rules = NO_RULES
     sinks: str = ""  # the kind of their elements, or "" where there are none
     gate: str = ""
     lse: bool = True
@@ -194,11 +195,11 @@ class _Program:
         m, n = self.m, self.n
         for v in m.range(0, self.nv):
             for d, part in m.pieces(self.s.D, n * self.each):
-                rows = [
-                    m.load_words(q + (m.min(nq - 1, v * n + lane) * self.A["q_l"] + d), part) for lane in range(n)
-                ]
+                rows = [m.load_words(q + (m.min(nq - 1, v * n + lane) * self.A["q_l"] + d), part) for lane in range(n)]
                 words = -(-part // self.each)
-                m.store_block([[r] for r in m.transpose(rows)[:words]], at["Q"] + (d // self.each * self.QB + v * n), self.QB)
+                m.store_block(
+                    [[r] for r in m.transpose(rows)[:words]], at["Q"] + (d // self.each * self.QB + v * n), self.QB
+                )
         for d in m.range(0, self.s.Dv):
             m.store_block([[self.zero] * self.nv], at["O"] + d * self.QB, self.QB)
         top, weight = self.lowest, self.zero
@@ -215,7 +216,9 @@ class _Program:
         k, v = keys.k + keys.first * A["k_l"], keys.v + keys.first * A["v_l"]
         for j in m.range(0, nk):
             for d, part in m.pieces(self.s.D, n * self.each):
-                m.store(m.load_words(k + (j * A["k_l"] + d), part), self.K + (j * self.layout.k_stride + d // self.each))
+                m.store(
+                    m.load_words(k + (j * A["k_l"] + d), part), self.K + (j * self.layout.k_stride + d // self.each)
+                )
         if self.pair:
             for j in m.range(0, nk // 2):
                 self.zip(v + j * 2 * A["v_l"], v + (j * 2 + 1) * A["v_l"], j)
@@ -232,8 +235,10 @@ class _Program:
             self.m.store(words, self.V + (j * self.layout.v_stride + d))
 
     def block(self, place: Place, keys: Keys, nk: Value, part: Value, at: dict[str, Pointer]) -> None:
-        """Keys place.j ... place.j + nk for the block of queries at place.i; part: 1 if some are hidden from some, else 0."""
-        m, s = self.m, self.s
+        """Keys place.j ... place.j + nk for the block of queries at place.i; part: 1 if some are hidden from some,
+        else 0.
+        """
+        m = self.m
         m.store_block(m.load_block(at["M"], self.QB, 1, self.nv), self.alpha, self.QB)
         if self.packed:
             row = place.j - keys.first
@@ -255,7 +260,8 @@ class _Program:
         if not self.visible:
             self.weigh(v, v_stride, nk, at)
             return
-        # A hidden NaN or inf times a weight of 0 would be NaN: such values are set to 0 and added afterwards where they are seen.
+        # A hidden NaN or inf times a weight of 0 would be NaN: such values are set to 0 and added afterwards where
+        # they are seen.
         own = keys.v + place.j * self.A["v_l"]
         bad = m.var(m.scalar(0))
         for _ in m.when(part == 1):
@@ -274,7 +280,7 @@ class _Program:
         self, k: Pointer, k_stride: Value, v: Pointer, v_stride: Value, nk: Value, part: Value, at: dict[str, Pointer]
     ) -> None:
         """S[j, :] = K[j] . Q; their maximum over j too, unless they are still to be adjusted."""
-        m, s, rows = self.m, self.s, self.rows
+        m, rows, s = self.m, self.rows, self.s
         line = 64 // KINDS[s.dtype]
         for j in m.range(0, nk, rows):
             places = [k + m.min(nk - 1, j + r) * k_stride for r in range(rows)]  # past the end: the last key again
@@ -285,7 +291,14 @@ class _Program:
                     for d in range(0, min(s.Dv, 8 * line), line):
                         m.prefetch(v + ((j + r) * v_stride + d))
             acc = m.variables([[self.zero] * self.nv for _ in range(rows)])
-            m.matmul(acc, lambda r, d: places[r] + d, lambda d: at["Q"] + d * self.QB, 0, self.words, 2 - self.words % 2)
+            m.matmul(
+                acc,
+                lambda r, d, places=places: places[r] + d,
+                lambda d: at["Q"] + d * self.QB,
+                0,
+                self.words,
+                2 - self.words % 2,
+            )
             found = m.values(acc)
             if s.natural:
                 found = [[x * self.scale for x in row] for row in found]
@@ -303,14 +316,16 @@ class _Program:
 
     def adjust(self, block: Place, nk: Value, masked: bool, at: dict[str, Pointer]) -> None:
         """S := what softcap, score_mod, bias and mask make of it, -inf where hidden; and its maximum over j."""
-        m, n, s, adjuster = self.m, self.n, self.s, self.adjuster
+        m, n, adjuster = self.m, self.n, self.adjuster
         trees = [x for x in (self.change, self.visible if masked else None) if x]
         tiles = [x for tree in trees for x in adjuster.tiles_of(tree)]
         for v in m.range(0, self.nv):
             place = block.at(i=block.i + v * n)
-            fetched = []
+            fetched: list[tuple[Node, Pointer]] = []
             for node in tiles:
-                where = (self.A["scratch"] + (self.layout.at["tiles"] + len(fetched) * KB * n)).to(adjuster.kept_as(node))
+                where = (self.A["scratch"] + (self.layout.at["tiles"] + len(fetched) * KB * n)).to(
+                    adjuster.kept_as(node)
+                )
                 adjuster.fetch(node, place, nk, where)
                 fetched.append((node, where))
             for tree in trees:
@@ -349,7 +364,8 @@ class _Program:
                 if row is not None:
                     threshold = m.splat(self.A["threshold"])
                     p = [
-                        m.select(m.keep(row, m.splat(block.j + j + r), threshold), x, self.zero) for r, x in enumerate(p)
+                        m.select(m.keep(row, m.splat(block.j + j + r), threshold), x, self.zero)
+                        for r, x in enumerate(p)
                     ]
                 if self.pair:
                     m.store(m.pack(*p), self.S + (j // 2 * QB + v * n))

@@ -86,7 +86,9 @@ class Interpreter(Machine):
         pair: bool = False,
         outputs: Sequence[str] = (),
     ) -> None:
-        """values: an array for each pointer argument (None where it is not used) and a number for each other one; scratch: in numbers."""
+        """values: an array for each pointer argument (None where it is not used) and a number for each other one;
+        scratch: in numbers.
+        """
         super().__init__(geometry, real, pair)
         self.dtype, self.integer = np.dtype(DTYPES[real]), np.dtype(DTYPES[self.index])
         self.total = total
@@ -101,7 +103,7 @@ class Interpreter(Machine):
                 else:
                     self.args[name] = None
             else:
-                self.args[name] = int(x) if kind == "i64" else self.dtype.type(x)
+                self.args[name] = int(x or 0) if kind == "i64" else self.dtype.type(x)
 
     # -- control
     def range(self, lo: Any, hi: Any, step: int = 1, unroll: int = 1) -> Iterator[int]:

@@ -1,7 +1,8 @@
 """From a specification to a function in memory: compiled once per machine, kept in memory and on disk.
 
-An entry on disk is named after all that made it: the programs' sources, the specification, LLVM's version, the CPU. It is written
-to a temporary file and renamed, is readable by its owner only, and carries a checksum: anything else is built anew.
+An entry on disk is named after all that made it: the programs' sources, the specification, LLVM's version, the CPU.
+It is written to a temporary file and renamed, is readable by its owner only, and carries a checksum: anything else
+is built anew.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 import llvmlite.binding as binding
 from llvmlite import ir
 
-from headwise.kernels.tile import GEOMETRIES, KINDS, Geometry, Machine, Value, Vectors
+from headwise.kernels.tile import GEOMETRIES, KINDS, Geometry, Machine, Vectors
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F16, F32, F64, VOID, ADDRESS = ir.HalfType(), ir.FloatType(), ir.DoubleType(), ir.VoidType(), ir.PointerType()
@@ -75,7 +75,8 @@ def chosen() -> Geometry:
     if forced not in runnable():
         known = "" if forced in GEOMETRIES else f" (known: {', '.join(GEOMETRIES)})"
         raise ValueError(
-            f"HEADWISE_ISA: must be an instruction set this machine can run: {', '.join(runnable())}; got {forced!r}{known}"
+            f"HEADWISE_ISA: must be an instruction set this machine can run: {', '.join(runnable())}; "
+            f"got {forced!r}{known}"
         )
     return GEOMETRIES[forced]
 
@@ -403,7 +404,7 @@ class Compiler(Machine):
 
     def unary(self, name: str, x: Scalar) -> Scalar:
         if name == "abs" and not x.floating:
-            return self.select(x < 0, -x, x)
+            return Scalar(self.b, self.b.select((x < 0).v, (-x).v, x.v))
         intrinsic = {"abs": "fabs"}.get(name, name)
         return Scalar(self.b, self._call(f"llvm.{intrinsic}.{self._suffix(x.v.type)}", x.v.type, x.v))
 
@@ -413,7 +414,8 @@ class Compiler(Machine):
         y = self.select(zero, y - y + 1, y)  # a division by zero would end the process
         quotient, rest = x // y, x % y
         down = (rest != 0) & ((rest ^ y) < 0)
-        return self.select(zero, y - y, self.select(down, quotient - 1, quotient))
+        result: Scalar = self.select(zero, y - y, self.select(down, quotient - 1, quotient))
+        return result
 
     def lane(self) -> Scalar:
         return Scalar(self.b, ir.Constant(self.integer_vector, list(range(self.lanes))))

@@ -12,10 +12,12 @@ import numpy as np
 
 from headwise import masks
 from headwise.arrays import is_torch, to_numpy
-from headwise.kernels.trace import B, H, I, J, Captures, Node, trace
+from headwise.kernels.trace import B, Captures, H, I, J, Node, trace
 from headwise.shapes import Sizes
 
-Spans = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # start, stop, whole start, whole stop: each [B or 1, blocks]
+Spans = tuple[
+    np.ndarray, np.ndarray, np.ndarray, np.ndarray
+]  # start, stop, whole start, whole stop: each [B or 1, blocks]
 
 
 def rule(mask: masks.Mask, sizes: Sizes, captures: Captures) -> Node:
@@ -93,7 +95,10 @@ def spans(mask: masks.Mask, sizes: Sizes, i0: np.ndarray, i1: np.ndarray) -> Spa
             return _either(spans(x, sizes, i0, i1), spans(y, sizes, i0, i1))
         case masks._And(left=x, right=y):
             a, b = spans(x, sizes, i0, i1), spans(y, sizes, i0, i1)
-            return _tidy(*(f(p, q) for f, p, q in zip((np.maximum, np.minimum) * 2, a, b, strict=True)), S)
+            start, stop, whole_start, whole_stop = (
+                f(p, q) for f, p, q in zip((np.maximum, np.minimum) * 2, a, b, strict=True)
+            )
+            return _tidy(start, stop, whole_start, whole_stop, S)
         case masks._Not(inner=x):
             return _without(spans(x, sizes, i0, i1), S)
         case masks._Window(left=left, right=right):
@@ -128,6 +133,11 @@ def _tidy(start: Any, stop: Any, whole_start: Any, whole_stop: Any, S: int) -> S
     return start, stop, whole_start, whole_stop
 
 
+def _nothing(blocks: int) -> Spans:
+    zero = np.zeros((1, blocks), np.int64)
+    return zero, zero, zero, zero
+
+
 def _either(a: Spans, b: Spans) -> Spans:
     """What one of two rules lets see."""
     empty_a, empty_b = a[0] >= a[1], b[0] >= b[1]
@@ -159,14 +169,15 @@ def _without(x: Spans, S: int) -> Spans:
 def _valid_keys(valid: np.ndarray, i0: np.ndarray) -> Spans:
     S = valid.shape[1]
     if not S:
-        return _tidy(*[np.zeros((1, len(i0)), np.int64)] * 4, 0)
+        return _nothing(len(i0))
     some = valid.any(1)
     start = np.where(some, valid.argmax(1), 0)
     stop = np.where(some, S - valid[:, ::-1].argmax(1), 0)
     gap = ~valid & (np.arange(S) >= start[:, None])
     whole_stop = np.where(gap.any(1), gap.argmax(1), S)
-    blocks = np.zeros((1, len(i0)), np.int64)
-    return _tidy(*(x[:, None] + blocks for x in (start, stop, start, np.minimum(whole_stop, stop))), S)
+    whole_stop = np.minimum(whole_stop, stop)
+    start, stop, whole_stop = (x[:, None] + np.zeros((1, len(i0)), np.int64) for x in (start, stop, whole_stop))
+    return _tidy(start, stop, start, whole_stop, S)
 
 
 Ids = tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]
@@ -174,7 +185,9 @@ _ids: weakref.WeakKeyDictionary[masks.Mask, Ids] = weakref.WeakKeyDictionary()
 
 
 def _document_ids(mask: Any) -> Ids:
-    """Small ids for queries [B or 1, L] and keys [B or 1, S], and for each query the extent and the number of its keys."""
+    """Small ids for queries [B or 1, L] and keys [B or 1, S], and for each query the extent and the number of its
+    keys.
+    """
     found = _ids.get(mask)
     if found is not None:
         return found
@@ -201,7 +214,7 @@ def _document_ids(mask: Any) -> Ids:
 def _document_spans(mask: Any, i0: np.ndarray, i1: np.ndarray) -> Spans:
     q, k, (first, last, count) = _document_ids(mask)
     if not len(i0):
-        return _tidy(*[np.zeros((1, 0), np.int64)] * 4, k.shape[1])
+        return _nothing(0)
     start = np.minimum.reduceat(first, i0, axis=1)
     stop = np.maximum.reduceat(last, i0, axis=1)
     wide = np.broadcast_to(q, first.shape)

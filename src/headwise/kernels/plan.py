@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headwise.kernels import jit, llvm, masking, threads
-from headwise.kernels.adjust import Rules
+from headwise.kernels.adjust import NO_RULES, Rules
 from headwise.kernels.decode import Combine, Decode, rows_at_once
 from headwise.kernels.forward import KB, Forward, block_width
 from headwise.kernels.tile import KINDS, LOG2E, Geometry
@@ -28,7 +28,9 @@ PIECES = 32  # into how many pieces the keys of a decoding step are cut, all hea
 
 
 class Problem(NamedTuple):
-    """What a plan depends on. The strides of q, k and v [b, h, l, ...] are multiples of `step`, which is one element."""
+    """What a plan depends on. The strides of q, k and v [b, h, l, ...] are multiples of `step`, which is one
+    element.
+    """
 
     sizes: Sizes
     dtype: str
@@ -37,7 +39,7 @@ class Problem(NamedTuple):
     k: tuple[int, ...]
     v: tuple[int, ...]
     scale: float
-    rules: Rules = Rules()
+    rules: Rules = NO_RULES
     sinks: str = ""  # the kind of their elements, or ""
     gate: str = ""
     gate_b: int = 0  # stride from one batch entry to the next
@@ -101,7 +103,8 @@ class Plan:
         partial = scratch + self.scratch * number
         pointers = array("q", addresses)
         for step in self.steps:
-            alive, job = [], array("q", [len(step)])
+            job = array("q", [len(step)])
+            alive: list[Any] = []
             for launch in step:
                 arguments = launch.arguments[:]
                 arguments[1:6] = pointers
@@ -127,7 +130,9 @@ class Plan:
                     threads.run(one.buffer_info()[0], number)
 
     def _table(self, launch: Launch, mask: Any) -> tuple[np.ndarray, int]:
-        """Which keys each block of queries sees [B or 1, blocks, 4], and the stride from one batch entry to the next."""
+        """Which keys each block of queries sees [B or 1, blocks, 4], and the stride from one batch entry to the
+        next.
+        """
         key = masking.key(mask)
         found = launch.spans.get(key) if key is not None else None
         if found is None:
@@ -153,17 +158,28 @@ class Common:
         H, L, Dv = sizes.H, sizes.L, sizes.Dv
         self.real = "f64" if problem.dtype == "f64" else "f32"
         self.values: dict[str, Any] = {
-            **{"heads": H, "group": max(sizes.group, 1), "queries": L, "keys": sizes.S, "gate_b": problem.gate_b},
+            "heads": H,
+            "group": max(sizes.group, 1),
+            "queries": L,
+            "keys": sizes.S,
+            "gate_b": problem.gate_b,
             **{f"{x}_{axis}": n for x in "qkv" for axis, n in zip("bhl", _elements(problem, x), strict=False)},
-            **{"o_b": H * L * Dv, "o_h": L * Dv, "o_l": Dv, "lse_b": H * L, "lse_h": L},
-            **{"scale": scale, "unit": LOG2E if natural else scale * LOG2E, "natural": 1.0 if natural else scale},
-            **{"factor": 1.0},
+            "o_b": H * L * Dv,
+            "o_h": L * Dv,
+            "o_l": Dv,
+            "lse_b": H * L,
+            "lse_h": L,
+            "scale": scale,
+            "unit": LOG2E if natural else scale * LOG2E,
+            "natural": 1.0 if natural else scale,
+            "factor": 1.0,
         }
 
     def launch(self, spec: Any, tasks: int, scratch: int, **values: int) -> Launch:
         signature = spec.signature()
         packed = b"".join(
-            struct.pack("d" if kind == "f64" else "q", {**self.values, **values}.get(name, 0)) for name, kind in signature
+            struct.pack("d" if kind == "f64" else "q", {**self.values, **values}.get(name, 0))
+            for name, kind in signature
         )
         slots = {name: n for n, (name, _) in enumerate(signature)}
         function = jit.function(spec, self.geometry)
@@ -175,7 +191,16 @@ def forwarding(c: Common) -> list[Launch]:
     p, sizes = c.problem, c.problem.sizes
     n, width = c.geometry.lanes(c.real), block_width(c.geometry)
     spec = Forward(
-        p.dtype, sizes.D, sizes.Dv, width, c.natural, p.rules.visible is not None, p.rules, p.sinks, p.gate, dropout=p.dropout
+        p.dtype,
+        sizes.D,
+        sizes.Dv,
+        width,
+        c.natural,
+        p.rules.visible is not None,
+        p.rules,
+        p.sinks,
+        p.gate,
+        dropout=p.dropout,
     )
     launches = []
     whole = sizes.L // (n * width)
@@ -193,7 +218,9 @@ def forwarding(c: Common) -> list[Launch]:
 
 
 def _blocks_a_task(blocks: int, sizes: Sizes) -> int:
-    """Blocks of queries that share what is prepared of the keys; fewer where there would be too few tasks for the threads."""
+    """Blocks of queries that share what is prepared of the keys; fewer where there would be too few tasks for the
+    threads.
+    """
     return max(1, min(4, blocks * sizes.B * sizes.H // 16))
 
 
@@ -212,7 +239,9 @@ def decoding(c: Common) -> list[list[Launch]]:
     chunk = -(-sizes.S // (chunks * KB)) * KB
     chunks = -(-sizes.S // chunk)
     rows = sizes.L * sizes.group
-    spec = Decode(p.dtype, sizes.D, sizes.Dv, rows_at_once(rows), c.natural, p.rules.visible is not None, p.rules, p.dropout)
+    spec = Decode(
+        p.dtype, sizes.D, sizes.Dv, rows_at_once(rows), c.natural, p.rules.visible is not None, p.rules, p.dropout
+    )
     piece = rows * (-(-sizes.Dv // c.geometry.lanes(c.real)) * c.geometry.lanes(c.real) + 2)
     c.values |= {"key_heads": sizes.Hkv, "chunks": chunks, "chunk": chunk, "rows": rows, "piece": piece}
     split = c.launch(spec, pairs * chunks, spec.scratch(c.geometry, rows))

@@ -1,10 +1,10 @@
 """What the workers run, in LLVM IR: so that handing them a job costs microseconds and never touches the GIL.
 
-A job is an array of i64: [launches, then for each launch: function, arguments, next task, tasks, scratch, scratch bytes a worker].
-Workers take tasks from the counters; a task's result never depends on who took it.
+A job is an array of i64: [launches, then for each launch: function, arguments, next task, tasks, scratch, scratch
+bytes a worker]. Workers take tasks from the counters; a task's result never depends on who took it.
 
-The pool is an array of i64 (`SLOTS`). `state` is a job's number, an open bit and how many have joined it, in one word, so that a worker
-who wakes late finds the job closed and goes back to sleep: nobody waits for it.
+The pool is an array of i64 (`SLOTS`). `state` is a job's number, an open bit and how many have joined it, in one
+word, so that a worker who wakes late finds the job closed and goes back to sleep: nobody waits for it.
 """
 
 from __future__ import annotations
@@ -186,9 +186,7 @@ def _work(module: ir.Module, execute: Any) -> None:
     f.b.branch(nothing)
 
     f.b.position_at_end(join)
-    pair = f.b.cmpxchg(
-        f.address(pool, SLOTS["state"]), state, f.b.add(state, I64(1)), "seq_cst", "seq_cst"
-    )
+    pair = f.b.cmpxchg(f.address(pool, SLOTS["state"]), state, f.b.add(state, I64(1)), "seq_cst", "seq_cst")
     joined = f.block()
     f.b.cbranch(f.b.extract_value(pair, 1), joined, again)
     f.b.position_at_end(joined)

@@ -1,8 +1,9 @@
 """The workers: how many, and how a job reaches them.
 
-A job runs on the calling thread and on as many workers as are free. The number of threads is what `set_num_threads` said, else
-torch's own (`torch.get_num_threads`, where torch is loaded), else the CPUs this process may run on; never more than those.
-A second Python thread that calls while the workers are busy runs its job alone. A child made by `fork` makes workers of its own.
+A job runs on the calling thread and on as many workers as are free. The number of threads is what `set_num_threads`
+said, else torch's own (`torch.get_num_threads`, where torch is loaded), else the CPUs this process may run on; never
+more than those. A second Python thread that calls while the workers are busy runs its job alone. A child made by
+`fork` makes workers of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import sys
 import threading
 from array import array
+from typing import Any
 
 from headwise.kernels import jit, llvm, pool
 
@@ -88,7 +90,8 @@ class Pool:
         self._stop = _ONE(functions[pool.NAMES[3]])
         work = _ONE(functions[pool.NAMES[1]])
         self.threads = [
-            threading.Thread(target=work, args=(self.address,), name=f"headwise-{i}", daemon=True) for i in range(helpers)
+            threading.Thread(target=work, args=(self.address,), name=f"headwise-{i}", daemon=True)
+            for i in range(helpers)
         ]
         for thread in self.threads:
             thread.start()
@@ -116,7 +119,7 @@ def run(job: int, threads: int) -> None:
 
 
 @functools.cache
-def _runner() -> ctypes._CFuncPtr:
+def _runner() -> Any:
     return _RUN(_functions()[pool.NAMES[0]])
 
 

@@ -1,12 +1,14 @@
 """The vocabulary: what a kernel may say.
 
-A kernel is a Python function of a machine `m`. It is written once and runs on two machines: `llvm.Compiler` writes it down
-as LLVM IR (a `for` over `m.range` runs once, while the loop is being written), `interpret.Interpreter` executes it on NumPy,
-statement by statement, and checks every access. They differ in the primitives only; the words made of primitives are here.
+A kernel is a Python function of a machine `m`. It is written once and runs on two machines: `llvm.Compiler` writes
+it down as LLVM IR (a `for` over `m.range` runs once, while the loop is being written), `interpret.Interpreter`
+executes it on NumPy, statement by statement, and checks every access. They differ in the primitives only; the words
+made of primitives are here.
 
-A *vector* is `m.lanes` numbers of the type the kernel computes in (`m.real`, f32 or f64) or as many integers of the same width
-(`m.index`). A *block* is a list of rows of vectors. A *word* is 32 bits that hold one f32, or, where the machine multiplies bf16
-in pairs (`m.pair`), two neighbouring bf16. Vectors and scalars know + - * / // % & | ~ ^ << and the comparisons.
+A *vector* is `m.lanes` numbers of the type the kernel computes in (`m.real`, f32 or f64) or as many integers of the
+same width (`m.index`). A *block* is a list of rows of vectors. A *word* is 32 bits that hold one f32, or, where the
+machine multiplies bf16 in pairs (`m.pair`), two neighbouring bf16. Vectors and scalars know + - * / // % & | ~ ^ <<
+and the comparisons.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ EXP2 = {
         *(7.072588755505414e-09, 4.4550411082972e-10),
     ),
 }
-# How a float is laid out: bits of the fraction, exponent bias, an exact 1.5 * 2**bits whose addition rounds to an integer.
+# How a float is laid out: bits of the fraction, exponent bias, an exact 1.5 * 2**bits whose addition rounds to an
+# integer.
 FRACTION = {"f32": (23, 127, 12582912.0), "f64": (52, 1023, 6755399441055744.0)}
 LOWEST = {"f32": -3.4028234663852886e38, "f64": -1.7976931348623157e308}
 PRECISE = {"f32": 5, "f64": 11}  # degree of EXP2 that is exact to a rounding
@@ -294,7 +297,9 @@ class Machine(ABC):
         return self.select(low > x, self.splat(0.0), self.select(x > high, self.splat(math.inf), y))
 
     def _reduced(self, x: Value) -> tuple[Value, Value]:
-        """e**x = 2**(n + f): n in the low bits of the first, f in [-1/2, 1/2]. n * LN2_HIGH is exact, so that f keeps its digits."""
+        """e**x = 2**(n + f): n in the low bits of the first, f in [-1/2, 1/2]. n * LN2_HIGH is exact, so that f
+        keeps its digits.
+        """
         magic = self.splat(FRACTION[self.real][2])
         t = x * self.splat(LOG2E) + magic
         n = t - magic

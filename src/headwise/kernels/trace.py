@@ -1,7 +1,8 @@
 """A user's function of (score, b, h, i, j), run once on stand-ins that write down what is done to them.
 
-What is written down is a tree of tuples: ("score",) ("b",) ("h",) ("i",) ("j",), ("int", 3), ("integer", "w0") and ("number", "n0")
-(given at run time), ("at", "a0", indices...) (an element of an array given at run time) and (operation, operands...).
+What is written down is a tree of tuples: ("score",) ("b",) ("h",) ("i",) ("j",), ("int", 3), ("integer", "w0") and
+("number", "n0") (given at run time), ("at", "a0", indices...) (an element of an array given at run time) and
+(operation, operands...).
 """
 
 from __future__ import annotations
@@ -22,11 +23,30 @@ ARITHMETIC = {"add", "subtract", "multiply", "floor_divide", "remainder", "minim
 LOGIC = {"bitwise_and", "bitwise_or", "bitwise_xor"}
 # What other libraries call the operations above.
 SYNONYMS = {
-    **{"true_divide": "divide", "div": "divide", "sub": "subtract", "mul": "multiply", "eq": "equal"},
-    **{"ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "neg": "negative"},
-    **{"abs": "absolute", "logical_and": "bitwise_and", "logical_or": "bitwise_or", "logical_not": "invert"},
-    **{"logical_xor": "bitwise_xor", "bitwise_not": "invert", "expit": "sigmoid", "mod": "remainder", "clip": "clip"},
-    **{"floor_divide": "floor_divide", "clamp": "clip", "fmin": "minimum", "fmax": "maximum"},
+    "true_divide": "divide",
+    "div": "divide",
+    "sub": "subtract",
+    "mul": "multiply",
+    "eq": "equal",
+    "ne": "not_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+    "neg": "negative",
+    "abs": "absolute",
+    "logical_and": "bitwise_and",
+    "logical_or": "bitwise_or",
+    "logical_not": "invert",
+    "logical_xor": "bitwise_xor",
+    "bitwise_not": "invert",
+    "expit": "sigmoid",
+    "mod": "remainder",
+    "clip": "clip",
+    "floor_divide": "floor_divide",
+    "clamp": "clip",
+    "fmin": "minimum",
+    "fmax": "maximum",
 }
 
 
@@ -108,7 +128,8 @@ class Traced:
     def _refuse(self, what: str) -> TraceError:
         name = self.captures.name
         return TraceError(
-            f"{name}: {what} cannot be compiled into a kernel (the function is run once on stand-ins for its arguments); "
+            f"{name}: {what} cannot be compiled into a kernel "
+            "(the function is run once on stand-ins for its arguments); "
             "use arithmetic, comparisons, & | ~, where, minimum, maximum, exp, log, tanh, sigmoid, sqrt, abs, floor, "
             "and arrays indexed by b, h, i, j; or pass backend='plain' (NumPy) or backend='torch'"
         )
@@ -198,7 +219,7 @@ class Traced:
         if isinstance(n, int) and 1 <= n <= 8:
             result = self
             for _ in range(n - 1):
-                result = result * self
+                result = result._do("multiply", result, self)
             return result
         if n == 0.5:
             return self._do("sqrt", self)
@@ -255,9 +276,21 @@ _FUNCTIONS = {
 
 def _operators() -> None:
     binary = {
-        **{"add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide"},
-        **{"mod": "remainder", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lt": "less"},
-        **{"le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal", "ne": "not_equal"},
+        "add": "add",
+        "sub": "subtract",
+        "mul": "multiply",
+        "truediv": "divide",
+        "floordiv": "floor_divide",
+        "mod": "remainder",
+        "and": "bitwise_and",
+        "or": "bitwise_or",
+        "xor": "bitwise_xor",
+        "lt": "less",
+        "le": "less_equal",
+        "gt": "greater",
+        "ge": "greater_equal",
+        "eq": "equal",
+        "ne": "not_equal",
     }
     for name, op in binary.items():
         setattr(Traced, f"__{name}__", lambda x, y, op=op: x._do(op, x, y))
@@ -278,7 +311,9 @@ def trace(function: Callable[..., Any], leaves: tuple[Node, ...], captures: Capt
 
 
 def _with_captures(function: Callable[..., Any], captures: Captures) -> Callable[..., Any]:
-    """The function with the arrays it refers to (in its closure, defaults, globals or bound arguments) as `Captured`."""
+    """The function with the arrays it refers to (in its closure, defaults, globals or bound arguments) as
+    `Captured`.
+    """
 
     def stand_in(x: Any) -> Any:
         is_array = isinstance(x, np.ndarray) or (hasattr(x, "data_ptr") and hasattr(x, "stride"))
@@ -296,7 +331,7 @@ def _with_captures(function: Callable[..., Any], captures: Captures) -> Callable
     if isinstance(function, types.MethodType):
         return function
     if not isinstance(function, types.FunctionType):
-        call = getattr(type(function), "__call__", None)
+        call = vars(type(function)).get("__call__")
         return types.MethodType(call, function) if isinstance(call, types.FunctionType) else function
     names = set(function.__code__.co_names)
     copied = {k: stand_in(x) if k in names else x for k, x in function.__globals__.items()}
