@@ -12,18 +12,19 @@ import numpy as np
 Array = np.ndarray
 
 
-def places(key: Any, shape: tuple[int, ...]) -> list[Array]:
-    """For each axis of `shape`, the coordinates that `key` picks, all of the result's shape.
+def places(key: Any, shape: tuple[int, ...]) -> list[Any]:
+    """For each axis of `shape`, the coordinates that `key` picks, all of the result's shape (or each a NumPy number).
 
-    Raises IndexError, as NumPy does, naming the shape.
+    Raises what NumPy does (IndexError; ValueError, TypeError for slices and lists that are none), naming the shape.
     """
     try:
         return [
             np.broadcast_to(np.arange(n).reshape([-1 if a == axis else 1 for a in range(len(shape))]), shape)[key]
             for axis, n in enumerate(shape)
         ]
-    except IndexError as error:
-        raise IndexError(f"Weights: {error}; the weights have shape {shape}") from None
+    except (IndexError, ValueError, TypeError) as error:
+        kind = next(kind for kind in (IndexError, ValueError, TypeError) if isinstance(error, kind))
+        raise kind(f"Weights: {error}; the weights have shape {shape}") from None
 
 
 def is_basic(key: tuple[Any, ...]) -> bool:

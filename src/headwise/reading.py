@@ -57,6 +57,7 @@ class Ask:
     distance: bool
     top_k: int | None
     pooled: list[tuple[int, int, str]]
+    mass: list[tuple[Array, Array]] | None
     value_norms: Any
 
 
@@ -69,6 +70,22 @@ def grids(pooled: Any) -> list[tuple[int, int, str]]:
         if not isinstance(grid, tuple) or len(grid) not in (2, 3):
             raise ValueError(f"read: pooled must be (rows, columns) or (rows, columns, how); got {grid!r}")
     return [(*grid, "mean") if len(grid) == 2 else grid for grid in every]
+
+
+def index_sets(mass: Any, shape: tuple[int, int, int, int]) -> list[tuple[Array, Array]]:
+    """Pairs (queries, keys) as sorted arrays; an index given twice counts twice."""
+    found = []
+    for pair in mass:
+        sets = []
+        for name, x, n in zip(("queries", "keys"), pair, shape[2:], strict=True):
+            at = np.atleast_1d(to_numpy(x))
+            if at.dtype.kind not in "iu" and at.size:
+                raise TypeError(f"read: mass's {name} must be integers, indices of {name}; got {at.dtype}")
+            if at.size and (at.min() < 0 or at.max() >= n):
+                raise ValueError(f"read: mass's {name} must lie in 0..{n - 1}; got {at.min()} to {at.max()}")
+            sets.append(np.sort(at.astype(np.int64), axis=None))
+        found.append((sets[0], sets[1]))
+    return found
 
 
 def check(ask: Ask, shape: tuple[int, int, int, int]) -> None:
@@ -117,7 +134,8 @@ def read(
         if result.entropy is not None:
             result.entropy[b, h, i] = _entropy(A, sinks, block)
         if norms is not None:
-            A = A * norms[b, h, None, j]
+            with np.errstate(invalid="ignore"):
+                A = np.where(A == 0, 0, A * norms[b, h, None, j])  # what is masked has no norm, be it NaN
         if result.received is not None:
             result.received[b, h, j] += A.sum(2, dtype=np.float64)
         if result.offsets is not None:
@@ -130,6 +148,10 @@ def read(
             result.top_k[0][b, h, i], result.top_k[1][b, h, i] = _largest(A, ask.top_k or 1)
         for cells, (r, c, how) in zip(result.pooled or [], ask.pooled, strict=True):
             _pool(cells[b, h], A, block, (r, c), (L, S), how)
+        for p, (queries, keys) in enumerate(ask.mass or []):
+            at_i, at_j = _within(queries, i), _within(keys, j)
+            if at_i.size and at_j.size:
+                result.mass[b, h, p] += A[:, :, at_i[:, None], at_j].sum((2, 3), dtype=np.float64)
     _means(ask, result, total, (L, S))
     if progress is not None:
         progress(len(cut), len(cut))
@@ -146,6 +168,7 @@ def _empty_result(ask: Ask, shape: tuple[int, int, int, int]) -> Reads:
         distance=np.zeros((B, H)) if ask.distance else None,
         top_k=None if ask.top_k is None else tuple(np.zeros((B, H, L, ask.top_k), t) for t in (np.float64, np.int64)),
         pooled=[np.zeros((B, H, r, c)) for r, c, _ in ask.pooled] or None,
+        mass=None if ask.mass is None else np.zeros((B, H, len(ask.mass))),
     )
 
 
@@ -215,6 +238,13 @@ def _largest(A: Array, k: int) -> tuple[Array, Array]:
         at[tied] = np.argsort(-rows, axis=1, kind="stable")[:, :k]
         values[tied] = np.take_along_axis(rows, at[tied], 1)
     return values, at
+
+
+def _within(at: Array, cut: slice) -> Array:
+    """Those of the sorted indices that lie in the slice, counted from its start."""
+    first, last = np.searchsorted(at, (cut.start, cut.stop))
+    found: Array = at[first:last] - cut.start
+    return found
 
 
 def _edges(n: int, cells: int) -> Array:

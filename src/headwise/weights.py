@@ -1,6 +1,7 @@
 """`Weights`: the attention weights of one call, computed when somebody looks.
 
 It keeps q, k and the log-sum-exp of each row, O(L) memory, and recomputes each value exactly: A = exp(s - lse).
+Where lse is so large that its rounding would show, the rest of it is found once more, also in O(L).
 """
 
 from __future__ import annotations
@@ -8,42 +9,22 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from headwise import indexing, reading
-from headwise.arrays import is_torch, like, to_numpy
+from headwise import checking, indexing, reading
+from headwise.arrays import is_torch, known, like, to_numpy
 from headwise.backends.blocks import Block, blocks
+from headwise.checking import Check as Check
 from headwise.reading import Reads
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
+LSE_ROUNDING = 2.0**-12  # where lse is rounded by more than this, the weights need the rest of it
 DENSE_LIMIT = 1 << 26  # values to_dense makes without being told: 256 MB in fp32
 POINT_VALUES = 1 << 22  # values of q (and of k) gathered at a time for single places
-
-
-@dataclass(frozen=True)
-class Check:
-    """How far weights can be trusted.
-
-    row_sum_error: largest |sum_j A_ij + sink's share - 1| over rows that attend to something.
-    output_error: largest |A . v - out| over the layer's real output; None where dropout makes them differ by intent.
-    output_scale: largest |out|. tolerance: what rounding in the output's dtype explains.
-    empty: how many rows have nothing to attend to.
-    """
-
-    row_sum_error: float
-    output_error: float | None
-    output_scale: float
-    tolerance: float
-    empty: int
-
-    @property
-    def ok(self) -> bool:
-        """Whether both errors are rounding."""
-        return self.row_sum_error < 1e-3 and (self.output_error is None or self.output_error <= self.tolerance)
 
 
 class Weights:
@@ -52,9 +33,8 @@ class Weights:
     B batch, H query heads, L queries, S keys; without B (and H) where q had none. Values are fp32 (fp64 for fp64),
     of q's library and device, and differentiable where q and k are. Dropout is not in them.
 
-    `w[b, h, i, j]` takes ints, slices, index arrays, booleans and Ellipsis with NumPy's rules; `w.scores[...]` is the
-    same
-    before the softmax (-inf where masked).
+    `w[b, h, i, j]` takes ints, slices, index arrays, booleans, None and Ellipsis with NumPy's rules; `w.scores[...]` is
+    the same before the softmax (-inf where masked).
 
     >>> import numpy as np, headwise as hw
     >>> rng = np.random.default_rng(0)
@@ -83,7 +63,8 @@ class Weights:
         self._batch = range(sizes.B) if batch is None else batch
         self._heads = range(sizes.H) if heads is None else heads
         self._dropped = dropped | frozenset(range(lead))  # axes that are not there: fixed to one entry
-        self._versions = (_version(q), _version(k))
+        self._versions = self._written()
+        self._found: dict[str, Any] = {}  # what was computed for all views once: `_rest`
 
     # what it is
 
@@ -114,8 +95,8 @@ class Weights:
             return self._sizes.S - self._sizes.L
         if getattr(stated, "ndim", 0) == 0:
             return int(stated)
-        at = to_numpy(stated)
-        return np.broadcast_to(at, (self._sizes.B,))[self._batch.start : self._batch.stop]
+        at = np.broadcast_to(to_numpy(stated), (self._sizes.B,))[self._batch.start : self._batch.stop]
+        return int(at[0]) if 0 in self._dropped and len(at) else at
 
     @property
     def scores(self) -> Scores:
@@ -132,7 +113,21 @@ class Weights:
         return (self[n] for n in range(len(self)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("Weights: there is no array to share until one is made; use np.asarray(w) or w.to_dense()")
         return to_numpy(self.to_dense()).astype(dtype or to_numpy(self._lse).dtype, copy=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which hold the numbers without the graph that they came from."""
+        self._unchanged()
+        state = {name: _detached(x) for name, x in self.__dict__.items() if name not in ("_versions", "_found")}
+        options = self._options
+        arrays = {name: _detached(getattr(options, name)) for name in ("bias", "sinks", "head_gate", "seed")}
+        return state | {"_options": replace(options, **arrays)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._versions, self._found = self._written(), {}
 
     # looking
 
@@ -142,7 +137,8 @@ class Weights:
     def select(self, *, batch: int | slice | None = None, heads: int | slice | None = None) -> Weights:
         """A narrower view without copying: some batch entries (int or slice of step 1), some heads.
 
-        An int takes the axis away, as indexing does. Raises IndexError out of range, ValueError for a step.
+        An int takes the axis away, as indexing does. Raises IndexError out of range, ValueError for a step, TypeError
+        for anything else.
         """
         ranges, dropped = [self._batch, self._heads], set(self._dropped)
         for axis, (name, pick) in enumerate((("batch", batch), ("heads", heads))):
@@ -155,9 +151,13 @@ class Weights:
                 if ranges[axis].step != 1:
                     raise ValueError(f"select: {name} must be an int or a slice of step 1; got {pick}")
             else:
-                if not -len(ranges[axis]) <= pick < len(ranges[axis]):
-                    raise IndexError(f"select: {name} must be below {len(ranges[axis])}; got {pick}")
-                at = ranges[axis][pick]
+                try:
+                    at = ranges[axis][pick]
+                except IndexError:
+                    raise IndexError(f"select: {name} must be below {len(ranges[axis])}; got {pick}") from None
+                except TypeError:
+                    found = type(pick).__name__
+                    raise TypeError(f"select: {name} must be an int or a slice of step 1; got {found}") from None
                 ranges[axis] = range(at, at + 1)
                 dropped.add(axis)
         return self._view(ranges[0], ranges[1], frozenset(dropped))
@@ -218,48 +218,30 @@ class Weights:
         >>> w.read(received=True).received[0, 0].round(2)
         array([2.08, 1.08, 0.58, 0.25])
         """
-        ask = reading.Ask(entropy, received, offsets, distance, top_k, reading.grids(pooled), value_norms)
+        pairs = None if mass is None else reading.index_sets(mass, self._full_shape)
+        ask = reading.Ask(entropy, received, offsets, distance, top_k, reading.grids(pooled), pairs, value_norms)
         reading.check(ask, self._full_shape)
         self._unchanged()
         cut = [self._relative(block) for block in self._cut(whole_rows=top_k is not None)]
         sinks = self._sink_weights()
         result = reading.read(ask, cut, self._block, self._full_shape, self.offset, sinks, progress)
-        if mass is not None:
-            result.mass = self._mass(mass, value_norms)
         if pooled is not None and not isinstance(pooled, list):
             result.pooled = result.pooled[0]
         return result.map(self._shaped)
 
     def check(self) -> Check:
-        """Proof that what is shown is what was computed: rows sum to 1, A . v equals its output within rounding."""
-        rows, worst, empty, scale, largest = 0.0, 0.0, 0, 0.0, 0.0
-        known_output = self._v is not None and self._out is not None and not self._options.dropout_p
-        gate = (
-            None
-            if self._options.head_gate is None
-            else np.broadcast_to(to_numpy(self._options.head_gate), (self._sizes.B, self._sizes.H))
-        )
-        sinks = self._sink_weights()
+        """Proof that what is shown is what was computed: rows sum to 1, A . v equals its output within rounding.
+
+        It sees what was changed since, too: q, k, v, out or lse written over makes it fail.
+        """
         self._unchanged()
-        for block in self._cut():
-            b, h, i, j = block
-            A, s = self._block(self._relative(block))
-            full = (s > -np.inf).any(3)
-            empty += int((~full).sum())
-            sink = 0.0 if sinks is None else sinks[0][self._relative(block)[:3]]
-            rows = max(rows, _largest(np.where(full, A.sum(3, dtype=np.float64) + sink - 1, 0)))
-            if known_output:
-                heads = np.arange(h.start, h.stop) // self._sizes.group
-                v = to_numpy(self._v[b, :, j])[:, heads].astype(A.dtype, copy=False)
-                rebuilt = A @ np.where(np.isfinite(v), v, 0)
-                if gate is not None:
-                    rebuilt = rebuilt * gate[b, h, None, None]
-                real = to_numpy(self._out[b, h, i])
-                worst = max(worst, _largest(rebuilt - real))
-                scale, largest = max(scale, _largest(real)), max(largest, _largest(v))
-        factor = 1.0 if gate is None else _largest(gate)
-        tolerance = (2 * _eps(self._out) + 64 * float(np.finfo(to_numpy(self._lse[:0]).dtype).eps)) * largest * factor
-        return Check(rows, worst if known_output else None, scale, tolerance + 1e-12, empty)
+        sizes, options = self._sizes, self._options
+        gate = np.ones((sizes.B, sizes.H))
+        if options.head_gate is not None:
+            gate = np.broadcast_to(to_numpy(options.head_gate), gate.shape)
+        v = None if options.dropout_p else self._v
+        cut = [(block, self._relative(block)) for block in self._cut()]
+        return checking.check(cut, self._block, self._sink_weights(), v, self._out, gate, sizes.group)
 
     # how
 
@@ -271,7 +253,7 @@ class Weights:
         view = Weights(
             self._q, self._k, self._v, self._out, self._lse, self._options, self._sizes, 0, batch, heads, dropped
         )
-        view._versions = self._versions
+        view._versions, view._found = self._versions, self._found
         return view
 
     def _backend(self) -> Any:
@@ -281,9 +263,16 @@ class Weights:
             from headwise.backends import plain as backend  # type: ignore[no-redef]
         return backend
 
+    def _written(self) -> dict[str, int | None]:
+        """How often each array that the weights are recomputed from has been written in place."""
+        options = self._options
+        return {"q": _version(self._q), "k": _version(self._k)} | {
+            name: _version(getattr(options, name)) for name in ("bias", "sinks")
+        }
+
     def _unchanged(self) -> None:
-        for name, x, version in (("q", self._q, self._versions[0]), ("k", self._k, self._versions[1])):
-            if _version(x) != version:
+        for name, version in self._written().items():
+            if version != self._versions[name]:
                 raise RuntimeError(
                     f"Weights: {name} was changed in place after the call, so the weights can no longer be recomputed; "
                     f"pass a copy of {name} to attention"
@@ -292,16 +281,21 @@ class Weights:
     def _lookup(self, key: Any, weights: bool) -> Any:
         self._unchanged()
         key = tuple(to_numpy(x) if is_torch(x) else x for x in (key if isinstance(key, tuple) else (key,)))
-        there = iter(indexing.places(key, self.shape))
-        nowhere = np.broadcast_to(0, indexing.places(key, self.shape)[0].shape)
+        found = indexing.places(key, self.shape)
+        nowhere = np.broadcast_to(0, found[0].shape)
+        there = iter(found)
         at = [nowhere if axis in self._dropped else next(there) for axis in range(4)]
         if not nowhere.size:
             return self._lse[:0].reshape(-1)[:0].reshape(nowhere.shape)
-        at[0], at[1] = at[0] + self._batch.start, at[1] + self._heads.start
+        first = (self._batch.start, self._heads.start, 0, 0)
         box = indexing.as_box(at) if indexing.is_basic(key) else None
         with np.errstate(all="ignore"):
-            values = self._points(at, weights) if box is None else self._box(Block(*box), weights)
-        return values.reshape(nowhere.shape)
+            if box is None:
+                values = self._points(at, first, weights)
+            else:
+                values = self._box(Block(*map(_moved, box, first)), weights)
+        values = values.reshape(nowhere.shape)
+        return values[()] if isinstance(found[0], np.generic) else values  # a number where NumPy gives one
 
     def _box(self, block: Block, weights: bool) -> Any:
         """A box of the weights by matrix products: whole groups together, a cut group by itself."""
@@ -310,19 +304,61 @@ class Weights:
         one_group = start // group == (stop - 1) // group
         if one_group or (start % group == 0 and stop % group == 0):
             s = self._backend().score_block(self._q, self._k, block, self._options, self._sizes)
-            return _exp(s, self._lse[block.b, block.h, block.i][..., None]) if weights else s
+            return self._exp(s, block[:3], (..., None)) if weights else s
         cuts = sorted({start, *range(-(-start // group) * group, stop, group), stop})
         parts = [self._box(block._replace(h=slice(*cut)), weights) for cut in itertools.pairwise(cuts)]
         return sys.modules["torch"].cat(parts, 1) if is_torch(self._q) else np.concatenate(parts, 1)
 
-    def _points(self, at: list[np.ndarray], weights: bool) -> Any:
+    def _points(self, at: list[np.ndarray], first: tuple[int, ...], weights: bool) -> Any:
         """Single places, some at a time so that the gathered rows of q and k stay small."""
-        flat, some, parts = [x.ravel() for x in at], max(1, POINT_VALUES // self._sizes.D), []
-        for n in range(0, flat[0].size, some):
-            b, h, i, j = (_index(np.ascontiguousarray(x[n : n + some]), self._q) for x in flat)
+        some, parts = max(1, POINT_VALUES // self._sizes.D), []
+        for n in range(0, at[0].size, some):
+            b, h, i, j = (_index(x.flat[n : n + some] + start, self._q) for x, start in zip(at, first, strict=True))
             s = self._backend().score_points(self._q, self._k, (b, h, i, j), self._options, self._sizes)
-            parts.append(_exp(s, self._lse[b, h, i]) if weights else s)
+            parts.append(self._exp(s, (b, h, i), ()) if weights else s)
         return sys.modules["torch"].cat(parts) if is_torch(self._q) else np.concatenate(parts)
+
+    def _exp(self, s: Any, rows: tuple[Any, ...], widen: tuple[Any, ...]) -> Any:
+        """Weights from scores: exp(s - lse), zero in a row whose lse is -inf."""
+        rest = self._rest()
+        lse = self._lse[rows][widen]
+        if is_torch(s):
+            torch = sys.modules["torch"]
+            s = s - torch.where(lse == -torch.inf, 0.0, lse)
+            return torch.exp(s if rest is None else s - like(rest, s)[rows][widen].to(s.dtype))
+        lse = to_numpy(lse)
+        s = s - np.where(lse == -np.inf, s.dtype.type(0), lse)
+        return np.exp(s if rest is None else s - rest[rows][widen].astype(s.dtype))
+
+    def _rest(self) -> np.ndarray | None:
+        """lse as it is minus lse as rounded, [B, H, L]; None where that is nothing.
+
+        A row whose scores are all near -1e30, as a bias with finfo.min in it makes them, has an lse that says nothing
+        about how many there are: exp(s - lse) would be 1 for each.
+        """
+        if "rest" not in self._found:
+            self._found["rest"] = self._find_rest()
+        return self._found["rest"]  # type: ignore[no-any-return]
+
+    def _find_rest(self) -> np.ndarray | None:
+        lse = known(self._lse)
+        if lse is None:
+            return None
+        with np.errstate(all="ignore"):
+            far = np.isfinite(lse) & (np.abs(lse) * np.finfo(lse.dtype).eps > LSE_ROUNDING)
+            if not far.any():
+                return None
+            rest = np.zeros(lse.shape)
+            sinks = None if self._options.sinks is None else to_numpy(self._options.sinks).astype(np.float64)
+            for block in blocks(self._sizes, self._options.mask):
+                b, h, i, _ = block
+                if far[b, h, i].any():
+                    s = to_numpy(self._box(block, weights=False))
+                    total = np.exp(s - lse[b, h, i][..., None]).sum(3, dtype=np.float64)
+                    if sinks is not None:
+                        total += np.exp(sinks[h, None] - lse[b, h, i])
+                    rest[b, h, i] = np.where(far[b, h, i], np.log(total), 0)
+        return rest
 
     def _cut(self, whole_rows: bool = False) -> list[Block]:
         """Blocks covering the selected batch entries and heads; a group that the selection cuts is one block."""
@@ -338,7 +374,7 @@ class Weights:
         b, h = _moved(block.b, self._batch.start), _moved(block.h, self._heads.start)
         s = to_numpy(self._box(Block(b, h, block.i, block.j), weights=False))
         with np.errstate(all="ignore"):
-            return _exp(s, to_numpy(self._lse[b, h, block.i])[..., None]), s
+            return self._exp(s, (b, h, block.i), (..., None)), s
 
     def _relative(self, block: Block) -> Block:
         """From places within the whole to places within the selection."""
@@ -349,33 +385,18 @@ class Weights:
         if self._options.sinks is None:
             return None
         sinks = to_numpy(self._options.sinks)[self._heads.start : self._heads.stop, None].astype(np.float64)
-        lse = to_numpy(self._lse)[self._batch.start : self._batch.stop, self._heads.start : self._heads.stop]
-        log = sinks - np.where(np.isneginf(lse), 0.0, lse.astype(np.float64))  # [b, h, L]
+        chosen = slice(self._batch.start, self._batch.stop), slice(self._heads.start, self._heads.stop)
+        lse = to_numpy(self._lse)[chosen].astype(np.float64)
+        rest = self._rest()
+        log = sinks - np.where(np.isneginf(lse), 0.0, lse) - (0.0 if rest is None else rest[chosen])  # [b, h, L]
         return np.exp(log), log
-
-    def _mass(self, pairs: Sequence[tuple[Any, Any]], norms: Any) -> np.ndarray:
-        B, H, L, S = self._full_shape
-        view = self._view(self._batch, self._heads, frozenset())
-        total = np.zeros((B, H, len(pairs)))
-        for p, (queries, keys) in enumerate(pairs):
-            i, j = (np.atleast_1d(to_numpy(x)).astype(np.int64) for x in (queries, keys))
-            for name, at, n in (("queries", i, L), ("keys", j, S)):
-                if at.size and (at.min() < 0 or at.max() >= n):
-                    raise ValueError(f"read: mass's {name} must lie in 0..{n - 1}; got {at.min()} to {at.max()}")
-            if not i.size or not j.size:
-                continue
-            A = to_numpy(view[:, :, i][:, :, :, j] if len(j) == S else view[:, :, i[:, None], j]).astype(np.float64)
-            if norms is not None:
-                A = A * np.broadcast_to(to_numpy(norms), (B, H, S))[:, :, None, j]
-            total[:, :, p] = A.sum((2, 3))
-        return total
 
     def _shaped(self, x: np.ndarray) -> Any:
         """A read as q's kind, without the axes that are not there."""
         x = x[tuple(0 if axis in self._dropped else slice(None) for axis in (0, 1))]
         if x.dtype.kind == "f":
             x = x.astype(to_numpy(self._lse[:0]).dtype)
-        return like(np.ascontiguousarray(x), self._q) if is_torch(self._q) else x
+        return like(np.asarray(x, order="C"), self._q) if is_torch(self._q) else x
 
 
 class Scores:
@@ -392,14 +413,6 @@ class Scores:
         return f"Scores(shape={self.shape}, lazy)"
 
 
-def _exp(s: Any, lse: Any) -> Any:
-    """exp(s - lse), zero in a row whose lse is -inf."""
-    if is_torch(s):
-        torch = sys.modules["torch"]
-        return torch.exp(s - torch.where(lse == -torch.inf, 0.0, lse))
-    return np.exp(s - np.where(lse == -np.inf, s.dtype.type(0), lse))
-
-
 def _index(x: np.ndarray, q: Any) -> Any:
     return like(x, q) if is_torch(q) else x
 
@@ -413,15 +426,8 @@ def _moved(x: slice, by: int) -> slice:
     return slice(x.start + by, x.stop + by)
 
 
-def _largest(x: Any) -> float:
-    x = np.abs(np.asarray(x, np.float64))
-    x = x[np.isfinite(x)]
-    return float(x.max()) if x.size else 0.0
-
-
-def _eps(x: Any) -> float:
-    name = str(x.dtype).removeprefix("torch.")
-    return {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23}.get(name, 2.0**-52)
+def _detached(x: Any) -> Any:
+    return x.detach() if is_torch(x) else x
 
 
 def _version(x: Any) -> int | None:

@@ -1,0 +1,1 @@
+"""The page: one self-contained HTML file that shows every head and works offline."""

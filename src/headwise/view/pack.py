@@ -1,0 +1,172 @@
+"""From weights to the bytes a page carries, within a budget that does not grow with the text.
+
+A short text: every weight, in steps of 1/65535. A long one: for words and for tokens, each head's map pooled to a grid
+(the largest weight of each cell) and each row's and column's largest weights with their places, the same steps.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headwise.arrays import to_numpy
+from headwise.view.page import Page, Panel, Side
+from headwise.weights import Weights
+
+Array = np.ndarray
+
+BUDGET = 3_400_000  # bytes of weights on a page before compression; base64 then stays under 5 MB at the worst
+GRID = 128  # cells of a pooled map along each axis, at most
+LARGEST = 12  # of a row or column, at most
+STEP = 65535  # steps between weight 0 and 1
+BLOCK = 1 << 22  # weights computed at a time
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of each head a long text's page carries."""
+
+    levels: tuple[str, ...]
+    grid: int
+    k: int
+
+
+def pack(page: Page, budget: int = BUDGET) -> bytes:
+    """The page's data: 4 bytes of length, JSON, then arrays where the JSON says; compressed with zlib."""
+    arrays: list[bytes] = []
+    at = 0
+
+    def put(x: Array) -> int:
+        nonlocal at
+        data = np.ascontiguousarray(x).tobytes()
+        data += b"\0" * (-len(data) % 4)
+        arrays.append(data)
+        at += len(data)
+        return at - len(data)
+
+    values = sum(_heads(panel) * len(panel.queries.tokens) * len(panel.keys.tokens) for panel in page.panels)
+    exact = 2 * values <= budget
+    share = budget // max(1, len(page.panels))
+    meta = {
+        "title": page.title,
+        "step": STEP,
+        "check": {
+            "rows": page.check.row_sum_error,
+            "output": page.check.output_error,
+            "tolerance": page.check.tolerance,
+            "ok": page.check.ok,
+            "empty": page.check.empty,
+        },
+        "panels": [_panel(panel, put, None if exact else plan(panel, share)) for panel in page.panels],
+    }
+    head = json.dumps(meta, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 4)
+    return zlib.compress(len(head).to_bytes(4, "little") + head + b"".join(arrays), 9)
+
+
+def plan(panel: Panel, budget: int) -> Plan:
+    """The richest plan within the budget: words and tokens if both can show some of each row, else words alone."""
+    heads = max(1, _heads(panel))
+    L, S = len(panel.queries.tokens), len(panel.keys.tokens)
+    same = len(panel.queries.words) == L and len(panel.keys.words) == S
+    for levels in (("tokens",),) if same else (("words", "tokens"), ("words",)):
+        each = budget // (heads * len(levels))
+        lines = L + S if "tokens" in levels else len(panel.queries.words) + len(panel.keys.words)
+        grid = int(min(GRID, L, S, (each * 0.4) ** 0.5))
+        k = int(min(LARGEST, L, S, (each - grid * grid) // (4 * lines))) if max(L, S) <= STEP else 0
+        if k >= 4 or levels[-1] == levels[0]:
+            return Plan(levels, max(grid, 1), max(k, 0))
+    raise AssertionError("unreachable: the last plan always fits")
+
+
+def _heads(panel: Panel) -> int:
+    return sum(weights.shape[0] for weights in panel.layers.values())
+
+
+def _panel(panel: Panel, put: Any, long: Plan | None) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "name": panel.name,
+        "title": panel.title,
+        "queries": vars(panel.queries),
+        "keys": vars(panel.keys),
+        "layers": [[layer, weights.shape[0]] for layer, weights in panel.layers.items()],
+        "rows": [_rounded(row) for row in panel.rows],
+        "links": panel.links,
+    }
+    if long is None:
+        meta["exact"] = {str(layer): put(steps(to_numpy(w.to_dense(limit=None)))) for layer, w in panel.layers.items()}
+        empty = {str(layer): np.isneginf(to_numpy(w.lse)) for layer, w in panel.layers.items()}
+        meta["empty"] = {layer: put(rows.astype(np.uint8)) for layer, rows in empty.items() if rows.any()}
+        return meta
+    meta["long"] = {"grid": long.grid, "k": long.k, "levels": {}}
+    for level in long.levels:
+        meta["long"]["levels"][level] = {
+            str(layer): {name: put(x) for name, x in summary(weights, panel, level, long).items()}
+            for layer, weights in panel.layers.items()
+        }
+    return meta
+
+
+def steps(weights: Array) -> Array:
+    """Weights 0..1 in steps of 1/65535; the error is at most half a step."""
+    return np.round(np.clip(weights, 0, 1).astype(np.float64) * STEP).astype(np.uint16)
+
+
+def summary(weights: Weights, panel: Panel, level: str, plan: Plan) -> dict[str, Array]:
+    """One layer at one level: grid [H, r, c] in steps of the root, and the k largest of each row and column."""
+    H, L, S = weights.shape
+    rows, columns = (starts(side, level) for side in (panel.queries, panel.keys))
+    r, c, k = min(plan.grid, len(rows)), min(plan.grid, len(columns)), min(plan.k, len(rows), len(columns))
+    grid = np.zeros((H, r, c), np.float32)
+    row_best = np.zeros((H, len(rows), k), np.float32), np.zeros((H, len(rows), k), np.uint16)
+    column_best = np.zeros((H, len(columns), k), np.float32), np.zeros((H, len(columns), k), np.uint16)
+    full = np.isfinite(to_numpy(weights.lse))  # [H, L]
+    edges = np.append(rows, L)
+    some = max(1, BLOCK // max(1, H * S) * len(rows) // max(L, 1))
+    cell_of_column = np.arange(len(columns)) * c // len(columns)
+    column_edges = np.flatnonzero(np.append(True, np.diff(cell_of_column)))
+    for first in range(0, len(rows), some):
+        last = min(first + some, len(rows))
+        i0, i1 = int(edges[first]), int(edges[last])
+        A = to_numpy(weights[:, i0:i1, :])  # [H, i1 - i0, S]
+        if level == "words":  # summed to a word, averaged from one
+            A = np.add.reduceat(np.add.reduceat(A, columns, axis=2), rows[first:last] - i0, axis=1)
+            count = np.add.reduceat(full[:, i0:i1].astype(np.float32), rows[first:last] - i0, axis=1)
+            A = A / np.maximum(count, 1)[:, :, None]
+        pooled = np.maximum.reduceat(A, column_edges, axis=2)
+        np.maximum.at(grid, (slice(None), np.arange(first, last) * r // len(rows)), pooled)
+        if k:
+            row_best[0][:, first:last], row_best[1][:, first:last] = largest(A, np.arange(len(columns)), k)
+            here = np.concatenate([column_best[0], A.swapaxes(1, 2)], axis=2)
+            there = np.broadcast_to(np.arange(first, last, dtype=np.uint16), (H, len(columns), last - first))
+            column_best = largest(here, np.concatenate([column_best[1], there], axis=2), k)
+    found = {"grid": np.round(np.sqrt(np.clip(grid, 0, 1)) * 255).astype(np.uint8)}
+    for name, (values, at) in (("row", row_best), ("column", column_best)):
+        found |= {f"{name}Weights": steps(values), f"{name}Places": at.astype(np.uint16)} if k else {}
+    return found
+
+
+def starts(side: Side, level: str) -> Array:
+    """Where each unit of a level begins, in tokens."""
+    return np.asarray(side.starts) if level == "words" else np.arange(len(side.tokens))
+
+
+def largest(A: Array, places: Array, k: int) -> tuple[Array, Array]:
+    """The k largest along the last axis, and what `places` says of them."""
+    at = np.argpartition(-A, k - 1, axis=-1)[..., :k] if k < A.shape[-1] else np.argsort(-A, axis=-1, kind="stable")
+    values = np.take_along_axis(A, at, -1)
+    order = np.argsort(-values, axis=-1, kind="stable")
+    at = np.take_along_axis(at, order, -1)
+    there = np.take_along_axis(np.broadcast_to(places, A.shape), at, -1)
+    return np.take_along_axis(values, order, -1), there.astype(np.uint16)
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    """Numbers to five figures; what is not finite, which JSON cannot say, as null."""
+    return {
+        name: (float(f"{x:.5g}") if np.isfinite(x) else None) if isinstance(x, float) else x for name, x in row.items()
+    }

@@ -1,0 +1,64 @@
+"""Writes the page."""
+
+from __future__ import annotations
+
+import base64
+import html
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from headwise.view.pack import pack
+from headwise.view.page import Page
+
+
+def report(heads: Any, path: str | os.PathLike[str], links: Sequence[tuple[str, str]] = (), batch: int = 0) -> Path:
+    """One self-contained HTML file that shows every head, works offline and stays under 5 MB at any length.
+
+    Args:
+        heads: what `headwise.watch` gave.
+        path: where to write.
+        links: pairs (from word, to word) to show, with the heads that carry them.
+        batch: which text of the batch.
+    Returns:
+        the path.
+    Raises:
+        ValueError: nothing was seen, no such text, or a link's word is not in it. OSError: the path cannot be written;
+        nothing is left behind then, and a file that was there stays as it was.
+    """
+    return write_report(Page.from_heads(heads, links, batch), path)
+
+
+def write_report(page: Page, path: str | os.PathLike[str]) -> Path:
+    """Writes a page: first beside its place, then into it, so that there is never half a file."""
+    path = Path(path)
+    text = render(page)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path
+
+
+def render(page: Page) -> str:
+    """The page as HTML. Everything that comes from the text or the model travels in the packed data, as base64."""
+    web = files("headwise.view") / "web"
+    filled = {
+        "title": html.escape(f"{page.title}: every head"),
+        "style": (web / "style.css").read_text(encoding="utf-8"),
+        "script": "\n".join((web / name).read_text(encoding="utf-8") for name in ("data.js", "draw.js", "page.js")),
+        "data": base64.b64encode(pack(page)).decode(),
+    }
+    template = (web / "template.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], template)
