@@ -290,22 +290,20 @@ class _Program:
                         m.prefetch(places[r] + (k_stride * rows + d))
                     for d in range(0, min(s.Dv, 8 * line), line):
                         m.prefetch(v + ((j + r) * v_stride + d))
-            acc = m.variables([[self.zero] * self.nv for _ in range(rows)])
-            m.matmul(
-                acc,
-                lambda r, d, places=places: places[r] + d,
-                lambda d: at["Q"] + d * self.QB,
-                0,
-                self.words,
-                2 - self.words % 2,
-            )
-            found = m.values(acc)
+            found = self.tile(places, at["Q"])
             if s.natural:
                 found = [[x * self.scale for x in row] for row in found]
             m.store_block(found, self.S + j * self.QB, self.QB)
             if not self.change:
                 for _ in m.when(part == 0):
                     self.raise_top(found, at["M"])
+
+    def tile(self, places: list[Pointer], Q: Pointer) -> Block:
+        """A few keys' products with all queries."""
+        m = self.m
+        acc = m.variables([[self.zero] * self.nv for _ in places])
+        m.matmul(acc, lambda r, d: places[r] + d, lambda d: Q + d * self.QB, 0, self.words, 2 - self.words % 2)
+        return m.values(acc)
 
     def raise_top(self, rows: Block, M: Pointer) -> None:
         for u in range(self.nv):
