@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+import torch
+from hypothesis import HealthCheck, Phase, settings
+
+torch.set_num_threads(1)  # the workers share the cores already; a test of threads sets its own
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 
-settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=SLOW)
-settings.register_profile("fuzz", max_examples=2000, deadline=None, suppress_health_check=SLOW, print_blob=True)
+PHASES = (Phase.explicit, Phase.generate, Phase.shrink)  # explaining a failure takes longer than finding it
+
+settings.register_profile("steady", derandomize=True, phases=PHASES, deadline=None, suppress_health_check=SLOW)
+settings.register_profile(
+    "fuzz", max_examples=2000, phases=PHASES, deadline=None, suppress_health_check=SLOW, print_blob=True
+)
 settings.load_profile("steady")

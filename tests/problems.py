@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -161,18 +162,19 @@ class Problem:
             options["kept"] = self.kept
         return [x["q"], x["k"], x["v"]], options
 
-    @property
+    @cached_property
     def allowed(self) -> np.ndarray:
         n = self.n
         full = (n.B, n.H, n.L, n.S)
         return np.ones(full, bool) if self.mask is None else self.mask.to_dense(n.L, n.S, n.B, n.H)
 
-    @property
+    @cached_property
     def kept(self) -> np.ndarray:
         n = self.n
         b, h, i, j = np.ix_(*map(np.arange, (n.B, n.H, n.L, n.S)))
         return keep(self.seed, self.scalars["dropout_p"], b, h, i, j, n)
 
+    @cached_property
     def truth(self) -> reference.Attention:
         arrays, options = self.wide()
         return reference.attention(*arrays, **options)
@@ -184,7 +186,7 @@ class Problem:
         return float(np.abs(self.arrays["v"].astype(float)).max(initial=1) * gate / (1 - p if p < 1 else 1))
 
     def score_magnitude(self) -> float:
-        scores = self.truth().scores
+        scores = self.truth.scores
         return 1 + float(np.abs(scores[np.isfinite(scores)]).max(initial=0))
 
 
@@ -276,7 +278,7 @@ def plain_formula(problem: Problem) -> tuple[Any, Any, dict[str, torch.Tensor]]:
         s = get("softcap") * torch.tanh(s / get("softcap"))
     if problem.score_mod is not None:
         b, h, i, j = (torch.arange(m) for m in (n.B, n.H, n.L, n.S))
-        s = problem.score_mod(s, b[:, None, None, None], h[:, None, None], i[:, None], j)
+        s = problem.score_mod(s, b[:, None, None, None], h[:, None, None], i[:, None], j).to(s.dtype)
     if "bias" in x:
         s = s + x["bias"]
     s = torch.where(torch.tensor(problem.allowed.copy()), s, -torch.inf)

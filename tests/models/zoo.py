@@ -33,7 +33,15 @@ def gpt2(**more: Any) -> Made:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=VOCAB, n_embd=30, n_layer=2, n_head=3, n_positions=67, bos_token_id=1, eos_token_id=2, pad_token_id=0, **more
+        vocab_size=VOCAB,
+        n_embd=30,
+        n_layer=2,
+        n_head=3,
+        n_positions=67,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        **more,
     )
     return _seeded(lambda: GPT2LMHeadModel(config)), {"input_ids": ids(2, 13)}
 
@@ -76,7 +84,9 @@ def gemma2(**more: Any) -> Made:
 def gpt_oss(**more: Any) -> Made:
     from transformers import GptOssConfig, GptOssForCausalLM
 
-    config = GptOssConfig(**(_DECODER | {"intermediate_size": 20}), sliding_window=5, num_local_experts=3, num_experts_per_tok=2, **more)
+    config = GptOssConfig(
+        **(_DECODER | {"intermediate_size": 20}), sliding_window=5, num_local_experts=3, num_experts_per_tok=2, **more
+    )
     model = _seeded(lambda: GptOssForCausalLM(config))
     with torch.no_grad():
         for layer in model.model.layers:
@@ -101,8 +111,9 @@ def bart(**more: Any) -> Made:
     from transformers import BartConfig, BartForConditionalGeneration
 
     config = BartConfig(
-        vocab_size=VOCAB, d_model=30, encoder_layers=2, decoder_layers=3, encoder_attention_heads=5, decoder_attention_heads=3,
-        encoder_ffn_dim=17, decoder_ffn_dim=19, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        vocab_size=VOCAB, d_model=30, encoder_layers=2, decoder_layers=3, encoder_attention_heads=5,
+        decoder_attention_heads=3, encoder_ffn_dim=17, decoder_ffn_dim=19, max_position_embeddings=64,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
         decoder_start_token_id=2, forced_eos_token_id=None, **more,
     )  # fmt: skip
     return _seeded(lambda: BartForConditionalGeneration(config)), {
@@ -131,7 +142,13 @@ def vit(**more: Any) -> Made:
     from transformers import ViTConfig, ViTModel
 
     config = ViTConfig(
-        hidden_size=30, num_hidden_layers=2, num_attention_heads=5, intermediate_size=17, image_size=12, patch_size=4, **more
+        hidden_size=30,
+        num_hidden_layers=2,
+        num_attention_heads=5,
+        intermediate_size=17,
+        image_size=12,
+        patch_size=4,
+        **more,
     )
     pixels = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(3))
     return _seeded(lambda: ViTModel(config)), {"pixel_values": pixels}
@@ -141,7 +158,13 @@ def albert(**more: Any) -> Made:
     from transformers import AlbertConfig, AlbertModel
 
     config = AlbertConfig(
-        vocab_size=VOCAB, embedding_size=8, hidden_size=30, num_hidden_layers=3, num_attention_heads=5, intermediate_size=17, **more
+        vocab_size=VOCAB,
+        embedding_size=8,
+        hidden_size=30,
+        num_hidden_layers=3,
+        num_attention_heads=5,
+        intermediate_size=17,
+        **more,
     )
     return _seeded(lambda: AlbertModel(config)), {"input_ids": ids(2, 11)}
 
@@ -150,7 +173,13 @@ def roberta(**more: Any) -> Made:
     from transformers import RobertaConfig, RobertaModel
 
     config = RobertaConfig(
-        vocab_size=VOCAB, hidden_size=30, num_hidden_layers=2, num_attention_heads=5, intermediate_size=17, pad_token_id=0, **more
+        vocab_size=VOCAB,
+        hidden_size=30,
+        num_hidden_layers=2,
+        num_attention_heads=5,
+        intermediate_size=17,
+        pad_token_id=0,
+        **more,
     )
     return _seeded(lambda: RobertaModel(config)), {"input_ids": ids(2, 11)}
 
@@ -168,8 +197,9 @@ def falcon_alibi(**more: Any) -> Made:
 def clip(**more: Any) -> Made:
     from transformers import CLIPConfig, CLIPModel
 
-    text = {"vocab_size": VOCAB, "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 17,
-            "max_position_embeddings": 23, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+    text = {"vocab_size": VOCAB, "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 5,
+            "intermediate_size": 17, "max_position_embeddings": 23,
+            "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
     vision = {"hidden_size": 21, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 17,
               "image_size": 12, "patch_size": 4}  # fmt: skip
     config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=11, **more)
@@ -180,6 +210,8 @@ def clip(**more: Any) -> Made:
 def swin(**more: Any) -> Made:
     from transformers import SwinConfig, SwinModel
 
-    config = SwinConfig(image_size=32, patch_size=4, embed_dim=12, depths=[2, 2], num_heads=[2, 3], window_size=2, **more)
+    config = SwinConfig(
+        image_size=32, patch_size=4, embed_dim=12, depths=[2, 2], num_heads=[2, 3], window_size=2, **more
+    )
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
     return _seeded(lambda: SwinModel(config)), {"pixel_values": pixels}

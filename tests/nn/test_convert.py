@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import headwise as hw
 from headwise.nn import MultiHeadAttention
@@ -60,16 +61,27 @@ def test_from_torch_without_a_batch() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_from_torch_keeps_what_the_layer_is(dtype: torch.dtype) -> None:
     module = theirs(dtype=dtype, dropout=0.25).eval()
-    module.in_proj_bias.requires_grad_(False)
     layer = MultiHeadAttention.from_torch(module)
     assert {p.dtype for p in layer.parameters()} == {dtype}
     assert layer.dropout == 0.25 and not layer.training and not layer.q_proj.training
     assert MultiHeadAttention.from_torch(module.train()).training
-    frozen = {name for name, p in layer.named_parameters() if not p.requires_grad}
-    assert frozen == {"q_proj.bias", "k_proj.bias", "v_proj.bias"}
-    with torch.no_grad():
-        assert MultiHeadAttention.from_torch(module).q_proj.weight.requires_grad
     assert {p.device.type for p in MultiHeadAttention.from_torch(theirs(device="meta")).parameters()} == {"meta"}
+
+
+def frozen(layer: nn.Module) -> set[str]:
+    return {name for name, p in layer.named_parameters() if not p.requires_grad}
+
+
+def test_from_torch_keeps_what_is_trained() -> None:
+    module = theirs()
+    assert frozen(MultiHeadAttention.from_torch(module)) == set()
+    module.in_proj_bias.requires_grad_(False)
+    module.out_proj.weight.requires_grad_(False)
+    want = {"q_proj.bias", "k_proj.bias", "v_proj.bias", "out_proj.weight"}
+    assert frozen(MultiHeadAttention.from_torch(module)) == want
+    parametrize.register_parametrization(module, "in_proj_weight", nn.Softsign())  # any function
+    with torch.no_grad():
+        assert frozen(MultiHeadAttention.from_torch(module)) == want
 
 
 def test_from_torch_copies_and_draws_nothing() -> None:

@@ -26,14 +26,16 @@ def blocks(sizes: Sizes, mask: Mask | None, whole_rows: bool = False) -> Iterato
 
     A block whose queries see no key has an empty j. With whole_rows every box spans all keys.
     """
+    if not (sizes.B and sizes.H and sizes.L):
+        return
     per_row = max(sizes.S, 1)
     rows = min(sizes.L, ROWS)
-    heads = min(sizes.Hkv, max(1, VALUES // (per_row * max(rows, 1) * sizes.group)))
-    entries = min(sizes.B, max(1, VALUES // (per_row * max(rows, 1) * sizes.H))) if heads == sizes.Hkv else 1
+    heads = min(sizes.Hkv, max(1, VALUES // (per_row * rows * sizes.group)))
+    entries = min(sizes.B, max(1, VALUES // (per_row * rows * sizes.H))) if heads == sizes.Hkv else 1
     rows = max(rows, min(sizes.L, VALUES // (per_row * heads * sizes.group * entries)))
-    for b in range(0, sizes.B, max(entries, 1)):
-        for h in range(0, sizes.Hkv, max(heads, 1)):
-            for i in range(0, sizes.L, max(rows, 1)):
+    for b in range(0, sizes.B, entries):
+        for h in range(0, sizes.Hkv, heads):
+            for i in range(0, sizes.L, rows):
                 i1 = min(i + rows, sizes.L)
                 start, stop = (0, sizes.S) if mask is None or whole_rows else mask.span(i, i1, sizes)[:2]
                 yield Block(

@@ -83,11 +83,8 @@ def finish(s: Array, at: Any, bias_at: Any, options: Options, sizes: Sizes) -> A
 
 def grouped(x: Array, k: Array) -> Array:
     """[b, h, l, n] -> [b, hkv, group * l, n]: a group's queries beside each other, so its key head is read once."""
-    return (
-        x.reshape(x.shape[0], k.shape[1], -1, x.shape[3])
-        if x.size
-        else np.zeros((*k.shape[:2], 0, x.shape[3]), x.dtype)
-    )
+    b, h, l, n = x.shape
+    return x.reshape(b, k.shape[1], h // k.shape[1] * l, n)
 
 
 def _softmax(s: Array, sink: Array | None) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ While a graph is traced (torch.compile, torch.export) or transformed (torch.func
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -
     """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L]."""
     work = work_dtype(q)
     if _traced(q, k, v):
-        out, lse = attend(q, k, v, WHOLE, options, sizes, looked_at=False)
+        out, lse = attend(q, k, v, WHOLE, options, sizes)
     else:
         finite = all(bool(torch.isfinite(x).all()) for x in (q, k, v))
         out, lse = _in_blocks(q, k, v, options, sizes, finite)
@@ -40,14 +41,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -
 
 
 def _in_blocks(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes, finite: bool) -> tuple[Tensor, Tensor]:
-    """Rows are joined within heads, heads within batch entries, so that a backward meets each block once."""
+    """Rows are joined within heads, heads within batch entries, so that a backward meets each block once.
+
+    Everything is widened before it is cut: the blocks' gradients must add up in fp32, not in bf16.
+    """
     work = work_dtype(q)
-    cut = list(blocks(sizes, options.mask))
-    if not cut:
-        return q.new_zeros(sizes.B, sizes.H, sizes.L, sizes.Dv, dtype=work), q.new_zeros(
-            sizes.B, sizes.H, sizes.L, dtype=work
-        )
-    recompute = len(cut) > 1 and torch.is_grad_enabled()
+    q, k, v = q.to(work), k.to(work), v.to(work)
+    wide = {name: x.to(work) for name in ("bias", "sinks") if (x := getattr(options, name)) is not None}
+    options = replace(options, **wide)
+    cut = list(blocks(sizes, options.mask)) or [WHOLE]  # an empty problem too is part of the autograd graph
+    # What a score_mod learns cannot be seen. Without a gradient, checkpoint would cost torch's compiler being imported.
+    learns = options.score_mod is not None or any(x.requires_grad for x in (q, k, v, *wide.values()))
+    recompute = len(cut) > 1 and torch.is_grad_enabled() and learns
     entries: dict[int, dict[int, list[tuple[Tensor, Tensor]]]] = {}
     for block in cut:
         args = (q, k, v, block, options, sizes, finite)
@@ -74,20 +79,17 @@ def attend(
     options: Options,
     sizes: Sizes,
     finite: bool = False,
-    looked_at: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """out [b, h, l, Dv] (before the gate) and lse [b, h, l] of one block.
 
-    finite: q, k and v hold no NaN or inf, so nothing needs selecting away; looked_at: values may be looked at.
+    finite: q, k and v hold no NaN or inf, so nothing needs selecting away.
     """
     work = work_dtype(q)
     b, h, _, j = block
     s = score_block(q, k, block, options, sizes, finite)  # [b, h, l, s]
     sink = None if options.sinks is None else options.sinks[h].to(work)[:, None]  # [h, 1]
-    if looked_at and s.shape[3] == 0:
-        lse = s.sum(3) - torch.inf if sink is None else sink + s.sum(3)
-        return s.new_zeros(*s.shape[:3], sizes.Dv) + 0 * s.sum(), lse
-    top = s.detach().amax(3)  # [b, h, l]; softmax does not depend on it
+    no_keys = type(s.shape[3]) is int and s.shape[3] == 0  # a symbolic size, of a traced graph, is never 0
+    top = s.detach().sum(3) - torch.inf if no_keys else s.detach().amax(3)  # [b, h, l]; softmax does not depend on it
     if sink is not None:
         top = torch.maximum(top, sink.detach())
     top = torch.where(top == -torch.inf, 0.0, top)
@@ -120,7 +122,8 @@ def score_block(q: Tensor, k: Tensor, block: Block, options: Options, sizes: Siz
     b, h, i, j = block
     q = q[b, h, i].to(work)  # [b, h, l, D]
     k = k[b, key_heads(h, sizes), j].to(work)  # [b, hkv, s, D]
-    s = product(q, k.transpose(2, 3)) if finite else _selected_scores(q, k)
+    learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+    s = _selected_scores(q, k) if learning and not finite else product(q, k.transpose(2, 3))
     return finish(s * options.scale, coordinates(block, sizes, q.device), block, options, sizes)
 
 

@@ -27,11 +27,11 @@ class Link:
     target_word: int = 0
 
 
-def find(part: Any, links: Sequence[tuple[str, str]], batch: int | None = None) -> list[Link]:
+def find(part: Any, links: Sequence[Any], batch: int | None = None) -> list[Link]:
     """Ranks all heads of a part by the weight they put on each link.
 
-    The weight to a word of several tokens is summed, from one averaged (Clark et al., 2019, section 4); tokens with nothing
-    to attend to are left out.
+    The weight to a word of several tokens is summed, from one averaged (Clark et al., 2019, section 4); tokens with
+    nothing to attend to are left out.
 
     Args:
         part: what `watch` saw, `Heads` or one of its parts.
@@ -45,7 +45,11 @@ def find(part: Any, links: Sequence[tuple[str, str]], batch: int | None = None) 
     """
     queries, keys = part.query_words, part.key_words
     if queries is None or keys is None:
-        missing = "a tokenizer: hw.watch(model, tokenizer)" if part_tokenizer(part) is None else "a model that is given token ids"
+        missing = (
+            "a tokenizer: hw.watch(model, tokenizer)"
+            if part_tokenizer(part) is None
+            else "a model that is given token ids"
+        )
         raise ValueError(f"find: words need {missing}")
     at = _batch_entry(batch, len(queries))
     key_at = at if len(keys) > 1 else 0
@@ -66,7 +70,7 @@ def find(part: Any, links: Sequence[tuple[str, str]], batch: int | None = None) 
 
 
 def link_weights(weights: Any, batch: int, rows: Sequence[int], columns: Sequence[int]) -> list[float]:
-    """Each head's weight from a word (token indices `rows`) to a word (`columns`): summed over these, averaged over those.
+    """Each head's weight from a word (token indices `rows`), averaged, to a word (`columns`), summed.
 
     >>> import numpy as np, headwise as hw
     >>> x = np.zeros((1, 1, 4, 2))
@@ -95,8 +99,12 @@ def pick(words: Words, said: str) -> int:
         if places and 1 <= int(number) <= len(places):
             return places[int(number) - 1]
         if places:
-            raise ValueError(f'find: "{said}" is not in the text; "{word}" is there {len(places)} times, counted from 1')
-    there = " ".join(dict.fromkeys(label for label, special in zip(words.labels, words.special, strict=True) if not special))
+            raise ValueError(
+                f'find: "{said}" is not in the text; "{word}" is there {len(places)} times, counted from 1'
+            )
+    there = " ".join(
+        dict.fromkeys(label for label, special in zip(words.labels, words.special, strict=True) if not special)
+    )
     raise ValueError(f'find: "{said}" is not a word of the text; its words are: {there[:2000]}')
 
 

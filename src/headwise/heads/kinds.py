@@ -28,9 +28,9 @@ _ROWS = 64  # rows looked at for the largest entropy possible
 class Text:
     """What the measures need to know of a text, beside the weights.
 
-    rows [B, L] and keys [B, S]: True where a query or key is no padding. query_ids [B, L], key_ids [B, S]: token ids, or
-    None. separators [B, S]: special tokens other than the first token, or None. positions: whether queries and keys are
-    places in one text (not so in cross-attention).
+    rows [B, L] and keys [B, S]: True where a query or key is no padding. query_ids [B, L], key_ids [B, S]: token
+    ids, or None. separators [B, S]: special tokens other than the first token, or None. positions: whether queries and
+    keys are places in one text (not so in cross-attention).
     """
 
     rows: Array
@@ -45,8 +45,8 @@ def table(part: Any) -> list[dict[str, Any]]:
     """One dict a head of a part that `watch` saw.
 
     Keys: part, layer, head, kind; entropy (nats), breadth (entropy over the largest possible), peak (mean of the row
-    maximum), distance (tokens); previous, next, self, first, separator, duplicate, induction (shares of the weight, 0 to
-    1); positional and offset (the best fixed offset's share, and that offset); rows (how many were read), empty (how
+    maximum), distance (tokens); previous, next, self, first, separator, duplicate, induction (shares of the weight, 0
+    to 1); positional and offset (the best fixed offset's share, and that offset); rows (how many were read), empty (how
     many rows had nothing to attend to). previous_null, next_null, self_null: the best other fixed offset up to 8 away;
     first_null, separator_null: the mean of the layer's other heads; duplicate_null, induction_null: the same measure
     with the tokens shuffled. A measure the text does not allow is None.
@@ -122,7 +122,7 @@ def measures(weights: Weights, text: Text | None = None) -> list[dict[str, Any]]
 
 
 def kind(row: dict[str, Any]) -> str:
-    """The kind a row of measures says: the largest share above 0.4 that beats its null, else positional, broad or mixed."""
+    """The kind of a row of measures: the largest share above 0.4 that beats its null, else a fallback."""
     named = [
         (row[name], name)
         for name in ("previous", "next", "self", "first", "separator", "duplicate", "induction")
@@ -179,7 +179,7 @@ def repeats(ids: Array, later: int, position: Array, keys: Array) -> Pairs:
     >>> import numpy as np
     >>> i, j = repeats(np.array([7, 8, 9, 7, 8]), 1, np.arange(5), np.ones(5, bool))
     >>> list(zip(i.tolist(), j.tolist()))
-    [(0, 4), (1, 2), (3, 1), (4, 2)]
+    [(0, 4), (3, 1), (4, 2)]
     """
     S = len(ids)
     places: dict[int, list[int]] = {}
@@ -192,8 +192,8 @@ def repeats(ids: Array, later: int, position: Array, keys: Array) -> Pairs:
         for j in places.get(int(ids[at]), ())
         if j != at and j + later != at and j + later < S and keys[j + later]
     ]
-    i, j = np.asarray(pairs, int).reshape(-1, 2).T
-    return i, j
+    found = np.asarray(pairs, int).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 def row_shares(weights: Weights, places: dict[str, list[Pairs]]) -> dict[str, tuple[Array, Array]]:
@@ -266,7 +266,11 @@ def _distance(weights: Weights, rows: Array) -> Array:
 def _position(weights: Weights) -> Array:
     """position(i) for each batch entry, [B, L]."""
     B, _, L, _ = weights.shape
-    start = np.broadcast_to(np.asarray(to_numpy(weights.offset)), (B,)) if np.ndim(weights.offset) else np.full(B, weights.offset)
+    start = (
+        np.broadcast_to(np.asarray(to_numpy(weights.offset)), (B,))
+        if np.ndim(weights.offset)
+        else np.full(B, weights.offset)
+    )
     return start[:, None].astype(int) + np.arange(L)
 
 
@@ -290,7 +294,7 @@ def _other_heads(share: Array | None) -> Array | None:
     """For each head, the mean of the others."""
     if share is None or len(share) < 2:
         return None
-    return (np.nansum(share) - share) / (len(share) - 1)
+    return np.asarray((np.nansum(share) - share) / (len(share) - 1))
 
 
 def _plain(x: Any, h: int) -> Any:

@@ -133,9 +133,9 @@ def _by_cuts(
 
     spaces_lead: a token of nothing but spaces belongs to the word after it; else the pre-tokenizer has said where.
 
-    A piece is cut further at punctuation where a token begins there too: "problem." is two words if it is two tokens.
+    Then a piece is cut further at punctuation where a token begins there too: "problem." is two words if two tokens.
     """
-    begins = set(where)
+    begins = set(where) if spaces_lead else set()
     starts = []
     for start, stop in cuts:
         inner = [start + m.start() for m in _PIECES.finditer(text[start:stop])]

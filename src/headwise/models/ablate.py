@@ -11,7 +11,7 @@ from headwise.models.interface import Seen, Session
 
 @contextmanager
 def ablate(model: Any, heads: Iterable[tuple[int, int]], *, part: str | None = None) -> Iterator[None]:
-    """Inside the block the output of these heads is zero, before the output projection; afterwards the model is as it was.
+    """Inside the block the output of these heads, before the output projection, is zero; then the model is as it was.
 
     Works together with `watch`, in either nesting order: a head that is off still has weights, and they are shown.
 
@@ -47,7 +47,7 @@ def ablate(model: Any, heads: Iterable[tuple[int, int]], *, part: str | None = N
 class Ablation(Session):
     """A session in which some heads of one part are off."""
 
-    def __init__(self, model: Any, heads: Iterable[tuple[int, int]], part: str | None) -> None:
+    def __init__(self, model: Any, heads: Iterable[Any], part: str | None) -> None:
         super().__init__(model, "ablate")
         self.part = self._chosen(part)
         self.off: dict[int, set[int]] = {}
@@ -86,7 +86,7 @@ class Ablation(Session):
         depth = getattr(getattr(members[0].module, "config", None), "num_hidden_groups", None)
         if depth is not None:
             total = members[0].module.config.num_hidden_layers  # type: ignore[union-attr]
-            counts |= {layer: members[0].heads for layer in range(int(total))}  # type: ignore[arg-type]
+            counts |= dict.fromkeys(range(int(total)), members[0].heads)  # type: ignore[arg-type]
         return counts
 
     @staticmethod

@@ -2,8 +2,8 @@
 
 B batch, H query heads, Hkv key/value heads, L queries, S keys, D width of q and k, Dv width of v.
 
-A step continues a call when its queries stand right after the call's queries and its keys begin with the call's keys. Then
-the queries are joined and the newest keys kept, so that memory grows with the length and not with its square.
+A step continues a call when its queries stand right after the call's queries and its keys begin with the call's keys.
+Then the queries are joined and the newest keys kept, so that memory grows with the length and not with its square.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def add_call(calls: list[Call], seen: Seen) -> None:
 
 
 def join(old: Call, new: Call, order: list[int]) -> None:
-    """The queries of `new` behind those of `old`, and the newest keys. order: the entry of `old` each entry goes on from."""
+    """The queries of `new` behind those of `old`, and the newest keys; order as `_continuation` gives it."""
     if order != list(range(len(order))):
         _reorder(old, order)
     old.q += new.q
@@ -143,7 +143,7 @@ def join(old: Call, new: Call, order: list[int]) -> None:
 
 
 def _continuation(old: Call, new: Call) -> list[int] | None:
-    """Which entries of `old` the entries of `new` go on from, or None where `new` is no next step under the same rule."""
+    """The entry of `old` each entry of `new` goes on from; None where `new` is no next step under the same rule."""
     alike = (
         new.start > 0
         and new.start == old.start + old.L

@@ -1,7 +1,7 @@
 """How a mask travels through a Hugging Face model: from transformers' mask functions to an attention layer.
 
-B batch, L queries, S keys. transformers states a mask as a function of absolute positions, a padding mask [B, K] and two
-offsets; it is translated into headwise's masks, and no [B, 1, L, S] array is made unless the model itself does
+B batch, L queries, S keys. transformers states a mask as a function of absolute positions, a padding mask [B, K] and
+two offsets; it is translated into headwise's masks, and no [B, 1, L, S] array is made unless the model itself does
 arithmetic on its mask.
 """
 
@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.utils._pytree import tree_map
 from transformers import masking_utils
 
@@ -92,7 +93,8 @@ class Plan:
             use_vmap=self.vmap,
             device=self.device,
         )
-        return dense.expand(self.B, 1, self.L, self.S)  # not None: both skips are off
+        expanded: torch.Tensor = dense.expand(self.B, 1, self.L, self.S)  # not None: both skips are off
+        return expanded
 
 
 class MaskCarrier(torch.Tensor):
@@ -107,17 +109,15 @@ class MaskCarrier(torch.Tensor):
     @staticmethod
     def __new__(cls, plan: Plan) -> MaskCarrier:
         shape = (plan.B, 1, plan.L, plan.S)
-        carrier: MaskCarrier = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, shape, dtype=torch.bool, device=plan.device
-        )
+        carrier: MaskCarrier = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=plan.device)
         carrier.plan = plan
         return carrier
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"MaskCarrier(shape={tuple(self.shape)}, device={self.device})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -143,7 +143,7 @@ def _kept(func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         padding = None if plan.padding is None else plan.padding.to(device)
         return replace(plan, device=device, padding=padding)
     if func is aten.slice.Tensor:
-        axis, start, stop, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+        axis, start, stop, step = [*args[1:], 0, None, None, 1][: len(args) - 1] + [0, None, None, 1][len(args) - 1 :]
         size = plan.B, 1, plan.L, plan.S
         start, stop, step = slice(start, stop, step).indices(size[axis])
         if step == 1 and (start, stop) == (0, size[axis]):
@@ -300,10 +300,12 @@ def _pointwise(function: Callable[..., Any], plan: Plan) -> Callable[[Any, Any, 
     def allowed(b: Any, h: Any, i: Any, j: Any) -> Any:
         torch_in = isinstance(j, torch.Tensor)
         device = j.device if torch_in else torch.device("cpu")
-        at = torch.broadcast_tensors(*(torch.as_tensor(x, device=plan.device) for x in (b, h, i, j)))
+        at = torch.broadcast_tensors(  # type: ignore[no-untyped-call]
+            *(torch.as_tensor(x, device=plan.device) for x in (b, h, i, j))
+        )
         shape = at[0].shape
         b, h, i, j = (x.reshape(-1) for x in at)
-        with masking_utils.TransformGetItemToIndex():
+        with TransformGetItemToIndex():
             found = torch.vmap(function)(b, h * 0, i + plan.q_offset, j + plan.kv_offset)
         found = found.reshape(shape).to(device)
         return found if torch_in else found.numpy()

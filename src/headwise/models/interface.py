@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.configuration_utils import PreTrainedConfig
 
 from headwise.functional import attention
-from headwise.models.carrier import MaskCarrier, Plan, mask_function
+from headwise.models.carrier import Plan, mask_function
 from headwise.models.places import Place, find_places
 from headwise.models.reading import read_mask
 from headwise.weights import Weights
@@ -63,7 +63,9 @@ class Session:
 
     def __init__(self, model: Any, op: str) -> None:
         if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"{op}: model must be a torch module that holds a Hugging Face model; got {type(model).__name__}")
+            raise TypeError(
+                f"{op}: model must be a torch module that holds a Hugging Face model; got {type(model).__name__}"
+            )
         self.op, self.model = op, model
         self.places = {id(place.module): place for place in usable_places(model, op)}
         self.runs: dict[str, Run] = {}
@@ -157,7 +159,11 @@ def usable_places(model: torch.nn.Module, op: str) -> list[Place]:
     raise ValueError(
         f"{op}: {type(model).__name__} does not use transformers' attention interface (its layers never look up "
         "ALL_ATTENTION_FUNCTIONS), so its heads cannot be reached"
-        + ("; it holds torch.nn.MultiheadAttention layers, which headwise.nn.MultiHeadAttention.from_torch reads" if plain else "")
+        + (
+            "; it holds torch.nn.MultiheadAttention layers, which headwise.nn.MultiHeadAttention.from_torch reads"
+            if plain
+            else ""
+        )
         + "; use a model class that supports set_attn_implementation, or a newer transformers"
     )
 
@@ -165,7 +171,7 @@ def usable_places(model: torch.nn.Module, op: str) -> list[Place]:
 def _configs_of(places: Any, model: torch.nn.Module) -> Iterator[PreTrainedConfig]:
     """Every config an attention layer, or the model that makes its mask, looks its implementation up in.
 
-    Models keep copies (T5's encoder and decoder) and nested ones (text_config), so all modules are asked, not the model.
+    Models keep copies (T5's encoder and decoder) and nested ones (text_config), so every module is asked.
     """
     done: set[int] = set()
 
@@ -176,7 +182,9 @@ def _configs_of(places: Any, model: torch.nn.Module) -> Iterator[PreTrainedConfi
             for name in config.sub_configs:
                 yield from walk(getattr(config, name, None))
 
-    unreachable = {id(m.config) for m in model.modules() if isinstance(m, PreTrainedModel) and not _reachable(m, places)}
+    unreachable = {
+        id(m.config) for m in model.modules() if isinstance(m, PreTrainedModel) and not _reachable(m, places)
+    }
     for module in model.modules():
         config = getattr(module, "config", None)
         if id(config) not in unreachable:
@@ -229,7 +237,7 @@ def _cache_state(values: list[Any]) -> tuple[int, bool]:
     return 0, False
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attention_function(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -246,8 +254,8 @@ def attention_function(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What is registered in transformers' AttentionInterface.
 
-    query [B, H, L, D], key [B, Hkv, S, D], value [B, Hkv, S, Dv] -> out [B, L, H, Dv] and the weights [B, H, L, S] where
-    the model was asked to output its attentions.
+    query [B, H, L, D], key [B, Hkv, S, D], value [B, Hkv, S, Dv] -> out [B, L, H, Dv] and the weights [B, H, L, S]
+    where the model was asked to output its attentions.
     """
     _refuse_unreadable(module, kwargs)
     query, key, value = _alike(query, key, value)
@@ -274,7 +282,9 @@ def attention_function(
         for session in sessions:
             place, layer, run = session.locate(module)
             attentions = attentions or any(r.attentions and r.depth for r in session.runs.values())
-            silent.update(session.seen(Seen(place, layer, run, weights, read.plan, read.real, S > read.S or run.in_place)))
+            silent.update(
+                session.seen(Seen(place, layer, run, weights, read.plan, read.real, S > read.S or run.in_place))
+            )
     dense = _dense(query, weights, S) if attentions else None
     if silent:
         at = torch.tensor(sorted(silent), device=out.device)
@@ -292,7 +302,9 @@ def _configured(module: torch.nn.Module) -> bool:
     return bool(getattr(getattr(module, "config", None), "output_attentions", False))
 
 
-def _alike(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _alike(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One dtype (autocast leaves rotated queries in fp32) and one batch size (learned queries have 1)."""
     dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
     B = max(query.shape[0], key.shape[0], value.shape[0])
@@ -305,8 +317,8 @@ def _refuse_unreadable(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
     for name in _UNREADABLE:
         if kwargs.get(name) is not None:
             raise ValueError(
-                f"watch: {type(module).__name__} passes `{name}` to its attention, which chooses keys or sinks a query at "
-                "a time; headwise does not read such layers"
+                f"watch: {type(module).__name__} passes `{name}` to its attention, which chooses keys or sinks a query "
+                "at a time; headwise does not read such layers"
             )
 
 

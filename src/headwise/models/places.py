@@ -97,7 +97,7 @@ def _part_names(keys: list[tuple[str, bool]]) -> dict[tuple[str, bool], str]:
     own, cross = ([key for key in keys if key[1] is which] for which in (False, True))
     names: dict[tuple[str, bool], str] = {}
     if len(own) == 1:
-        names[own[0]] = "self"
+        names[own[0]] = "decoder" if cross and _side(own[0][0]) == "decoder" else "self"
     elif len(own) == 2 and len(cross) <= 1:
         sides = [_side(stack) for stack, _ in own]
         if sorted(sides) == ["decoder", "encoder"]:
@@ -108,6 +108,6 @@ def _part_names(keys: list[tuple[str, bool]]) -> dict[tuple[str, bool], str]:
 
 
 def _side(stack: str) -> str:
-    """"encoder" or "decoder" by the first of the two words in the path, "" without them."""
+    """The first of the words encoder and decoder in the path, or nothing."""
     found = re.search(r"encoder|decoder", stack)
     return found[0] if found else ""

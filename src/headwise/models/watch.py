@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from headwise.models.calls import Call, add_call
@@ -21,9 +20,9 @@ def watch(model: Any, tokenizer: Any = None) -> Iterator[Heads]:
     """Watches the heads of any Hugging Face model whose attention goes through transformers' attention interface.
 
     B batch, H query heads, L queries, S keys. Inside the block the model's outputs equal its own eager ones within
-    rounding, and `output_attentions=True` (as an argument of the call) gives real per-head weights; afterwards the model
-    is exactly as it was. Of each layer only q, k, v, the output and one number a row are kept. The steps of a generation
-    become one `Weights` a layer.
+    rounding, and `output_attentions=True` (as an argument of the call) gives real per-head weights; afterwards the
+    model is exactly as it was. Of each layer only q, k, v, the output and one number a row are kept. The steps of a
+    generation become one `Weights` a layer.
 
     Args:
         model: a PreTrainedModel, or a torch module that holds one.
@@ -77,7 +76,7 @@ class Recorder(Session):
 
 
 class Part:
-    """One stack of attention layers: a model's own, its encoder, its decoder, or the cross-attention between the two."""
+    """One stack of attention layers: a model's own, its encoder, its decoder, or the cross-attention between them."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         self.name, self.tokenizer = name, tokenizer
@@ -106,7 +105,7 @@ class Part:
     def __getitem__(self, key: Any) -> Weights:
         """`part[layer]` -> Weights [B, H, L, S]; `part[layer, head]` -> Weights [B, L, S].
 
-        Raises ValueError where there is no such layer or head, or the layer was called more than once with separate inputs.
+        Raises ValueError where there is no such layer or head, or the layer was called with several separate inputs.
         """
         layer, head = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
         for name, n in (("layer", layer), ("head", head)):
@@ -171,7 +170,9 @@ class Part:
     def _grouped(self, ids: Any) -> list[Words] | None:
         from headwise.heads.words import words_of
 
-        return None if ids is None or self.tokenizer is None else [words_of(self.tokenizer, row.tolist()) for row in ids]
+        return (
+            None if ids is None or self.tokenizer is None else [words_of(self.tokenizer, row.tolist()) for row in ids]
+        )
 
     @property
     def tokens(self) -> list[list[str]] | None:
@@ -212,7 +213,7 @@ class Part:
         return find(self, links, batch)
 
     def check(self) -> Check:
-        """The worst `Check` over the layers: rows sum to 1, and A . v equals each layer's real output within rounding."""
+        """The worst `Check` over the layers: rows sum to 1, A . v equals each layer's real output within rounding."""
         return worst([w.check() for layer in self.layers for w in self.calls(layer)])
 
 
@@ -228,14 +229,16 @@ class Heads:
     def __repr__(self) -> str:
         return f"Heads({self.model_name}, parts={list(self.parts)})"
 
-    @cached_property
+    @property
     def main(self) -> Part:
         """The one part that is no cross-attention. Raises ValueError where there are two."""
         own = [part for part in self.parts.values() if not part.cross]
         seen = [part for part in own if part.kept]
         if len(own) == 1 or len(seen) == 1:
             return (seen or own)[0]
-        raise ValueError(f"heads: {self.model_name} has several parts; say which: {', '.join(map(self._say, self.parts))}")
+        raise ValueError(
+            f"heads: {self.model_name} has several parts; say which: {', '.join(map(self._say, self.parts))}"
+        )
 
     @staticmethod
     def _say(name: str) -> str:

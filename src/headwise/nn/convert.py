@@ -28,7 +28,7 @@ def from_torch(cls: type[Layer], module: Any) -> Layer:
                 f"from_torch: module must not use {option} (this layer attends to its inputs only and has no extra "
                 f"key to put it in); got {option}=True"
             )
-    with torch.enable_grad():  # so that each part says whether it is trained, as its parameter does
+    with torch.enable_grad():  # without it, a computed parameter (parametrize) does not say that it is trained
         if theirs.in_proj_weight is not None:
             weights = theirs.in_proj_weight.chunk(3)  # [E, E] each
         else:

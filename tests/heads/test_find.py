@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import headwise as hw
+from headwise.heads.find import link_weights, pick
+from headwise.heads.words import Words, words_of
+from headwise.models.pretrained import load_encoder_or_decoder
+
+TEXT = "The unfathomable engineer thanked the other engineer."
+
+
+def words(*labels: str) -> Words:
+    return Words(
+        list(labels), [[n] for n in range(len(labels))], list(labels), [label.startswith("[") for label in labels]
+    )
+
+
+@pytest.fixture(scope="module")
+def seen() -> Any:
+    model, tokenizer = load_encoder_or_decoder("minilm")
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    with torch.no_grad(), hw.watch(model, tokenizer) as heads:
+        model(**inputs)
+    return heads, words_of(tokenizer, inputs["input_ids"][0].tolist())
+
+
+def test_to_a_word_summed_from_a_word_averaged(seen: Any) -> None:
+    heads, there = seen
+    many = there.spans[there.labels.index("unfathomable")]
+    thanked = there.spans[there.labels.index("thanked")]
+    assert len(many) > 2
+    to, back = heads.find(("thanked", "unfathomable"), ("unfathomable", "thanked"))
+    A = {layer: heads[layer].to_dense()[0] for layer in heads.layers}
+    for layer, head, weight in to.ranking:
+        assert weight == pytest.approx(float(A[layer][head][thanked[0], many].sum()), abs=1e-6)
+    for layer, head, weight in back.ranking:
+        assert weight == pytest.approx(float(A[layer][head][many, thanked[0]].mean()), abs=1e-6)
+
+
+def test_ranks_all_heads(seen: Any) -> None:
+    (link,) = seen[0].find(("thanked", "other"))
+    assert (link.source, link.target) == ("thanked", "other")
+    assert {(layer, head) for layer, head, _ in link.ranking} == {(l, h) for l in range(6) for h in range(12)}
+    found = [weight for *_, weight in link.ranking]
+    assert found == sorted(found, reverse=True)
+
+
+def test_the_second_of_its_kind(seen: Any) -> None:
+    heads, there = seen
+    first, second = (link.target_word for link in heads.find(("thanked", "engineer#1"), ("thanked", "engineer#2")))
+    assert (first, second) == tuple(n for n, label in enumerate(there.labels) if label == "engineer")
+
+
+def test_heads_that_share_keys_and_words_of_several_tokens() -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.normal(size=(2, 6, 7, 4)), rng.normal(size=(2, 3, 11, 4))
+    _, w = hw.attention(q, k, k, weights=True)
+    A = w.to_dense()
+    got = link_weights(w, 1, [2, 3, 5], [0, 4])
+    np.testing.assert_allclose(got, A[1][:, [2, 3, 5]][:, :, [0, 4]].sum(2).mean(1))
+
+
+def test_a_block_of_as_many_tokens_as_heads_is_not_turned_over() -> None:
+    rng = np.random.default_rng(1)
+    q, k = rng.normal(size=(1, 3, 7, 4)), rng.normal(size=(1, 3, 7, 4))
+    _, w = hw.attention(q, k, k, weights=True)
+    np.testing.assert_allclose(
+        link_weights(w, 0, [1, 2, 4], [0, 3, 5]), w.to_dense()[0][:, [1, 2, 4]][:, :, [0, 3, 5]].sum(2).mean(1)
+    )
+
+
+def test_tokens_with_nothing_to_attend_to_are_left_out() -> None:
+    x = np.zeros((1, 1, 3, 2))
+    mask = np.array([[False, False, False], [True, True, False], [True, True, True]])
+    _, w = hw.attention(x, x, x, mask=mask, weights=True)
+    assert link_weights(w, 0, [0, 1], [0]) == [0.5]
+    assert link_weights(w, 0, [0], [0]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [("she", 1), ("Dog", 4), ("dog", 5), ("SHE", 1), ("[CLS]", 0), ("#", 6), ("cat#2", 3), ("cat#1", 2)],
+)
+def test_pick(said: str, place: int) -> None:
+    assert pick(words("[CLS]", "she", "cat", "cat", "Dog", "dog", "#"), said) == place
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("bird", 'find: "bird" is not a word of the text; its words are: she cat dog'),
+        ("cat", 'find: "cat" is in the text 2 times; pick one with "cat#1", "cat#2"'),
+        ("cat#3", 'find: "cat#3" is not in the text; "cat" is there 2 times, counted from 1'),
+        ("cat#0", 'find: "cat#0" is not in the text; "cat" is there 2 times'),
+        ("", 'find: "" is not a word of the text'),
+    ],
+)
+def test_pick_refuses(said: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pick(words("[CLS]", "she", "cat", "cat", "dog"), said)
+
+
+def test_refuses_what_is_no_link(seen: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"find: a link must be a pair of words, as in \('she', 'engineer'\); got 'she'"
+    ):
+        seen[0].find("she")
+
+
+def test_asks_which_text() -> None:
+    model, tokenizer = load_encoder_or_decoder("minilm")
+    with torch.no_grad(), hw.watch(model, tokenizer) as heads:
+        model(**tokenizer(["she solved it", "he did"], return_tensors="pt", padding=True))
+    with pytest.raises(ValueError, match="find: batch must be 0 to 1, for 2 texts were watched; got None"):
+        heads.find(("she", "solved"))
+    assert heads.find(("he", "did"), batch=1)[0].source == "he"

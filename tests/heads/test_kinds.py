@@ -1,0 +1,221 @@
+"""Kinds of heads on matrices whose kind is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headwise as hw
+from headwise.heads.kinds import Text, measures, repeats
+
+S = 23
+
+
+def weights_of(*matrices: Any, mask: Any = None) -> Any:
+    """Weights [1, H, S, S] whose heads are the given row-stochastic matrices (softmax of their logarithm)."""
+    scores = np.log(np.maximum(np.stack(matrices), 1e-30))[None]  # [1, H, S, S]
+    x = np.zeros((1, len(matrices), scores.shape[2], 2))
+    k = np.zeros((1, len(matrices), scores.shape[3], 2))
+    return hw.attention(x, k, k, bias=scores, mask=mask, weights=True)[1]
+
+
+def at_offset(o: int, n: int = S) -> np.ndarray:
+    """All weight at i + o; a query without such a key looks at both ends of the text."""
+    A = np.full((n, n), 1e-9)
+    for i in range(n):
+        if 0 <= i + o < n:
+            A[i, i + o] = 1
+        else:
+            A[i, 0] = A[i, -1] = 0.5
+    return A / A.sum(1, keepdims=True)
+
+
+def uniform(n: int = S) -> np.ndarray:
+    return np.full((n, n), 1 / n)
+
+
+def text(ids: Any = None, separators: Any = None, L: int = S) -> Text:
+    ids = None if ids is None else np.asarray(ids)[None]
+    separators = None if separators is None else np.isin(np.arange(L), separators)[None]
+    return Text(np.ones((1, L), bool), np.ones((1, L), bool), ids, ids, separators)
+
+
+@pytest.mark.parametrize(
+    ("offset", "kind"),
+    [(-1, "previous"), (0, "self"), (1, "next"), (-5, "positional"), (3, "positional"), (-8, "positional")],
+)
+def test_fixed_offsets(offset: int, kind: str) -> None:
+    there = (np.arange(S) + offset >= 0) & (np.arange(S) + offset < S)
+    row = measures(weights_of(at_offset(offset), uniform(), mask=there[:, None]))[
+        0
+    ]  # the others have nothing to attend to
+    assert row["kind"] == kind
+    assert row["offset"] == offset
+    assert row["positional"] == pytest.approx(1)
+    assert row["entropy"] == pytest.approx(0, abs=1e-5)
+    assert row["peak"] == pytest.approx(1)
+    assert row["distance"] == pytest.approx(abs(offset), abs=1e-5)
+    assert row["rows"] == S - abs(offset)
+    for name, o in (("previous", -1), ("self", 0), ("next", 1)):
+        assert row[name] == pytest.approx(float(o == offset), abs=1e-6)
+        assert row[f"{name}_null"] == pytest.approx(float(o != offset), abs=1e-6)
+
+
+def test_previous_is_the_mean_over_queries_that_have_one() -> None:
+    A = at_offset(-1)
+    A[0] = uniform()[0]
+    assert measures(weights_of(A))[0]["previous"] == pytest.approx(1)
+
+
+def test_previous_is_not_next() -> None:
+    """The off-by-one of published notebooks: eye(k=+1) is the next token."""
+    A = np.eye(S, k=1)
+    A[-1, -1] = 1
+    row = measures(weights_of(A))[0]
+    assert row["kind"] == "next"
+    assert row["previous"] == pytest.approx(0, abs=1e-6)
+
+
+def test_sinks() -> None:
+    A = np.full((S, S), 0.3 / (S - 1))
+    A[:, 0] = 0.7
+    first, other = measures(weights_of(A, uniform()))
+    assert first["kind"] == "first"
+    assert first["first"] == pytest.approx(0.7)
+    assert first["first_null"] == pytest.approx(1 / S)
+    assert other["first_null"] == pytest.approx(0.7)
+
+
+def test_broad() -> None:
+    row = measures(weights_of(uniform()))[0]
+    assert row["kind"] == "broad"
+    assert row["entropy"] == pytest.approx(np.log(S))
+    assert row["breadth"] == pytest.approx(1)
+    assert row["distance"] == pytest.approx(np.abs(np.subtract.outer(np.arange(S), np.arange(S))).mean())
+
+
+def test_broad_under_a_causal_mask() -> None:
+    row = measures(weights_of(uniform(), mask=hw.causal()))[0]
+    assert row["kind"] == "broad"
+    assert row["breadth"] == pytest.approx(1)
+
+
+def test_mixed() -> None:
+    rng = np.random.default_rng(0)
+    A = rng.dirichlet(np.full(S, 0.05), S)
+    assert measures(weights_of(A))[0]["kind"] == "mixed"
+
+
+def test_separators() -> None:
+    A = np.full((S, S), 0.1 / (S - 2))
+    A[:, [11, 22]] = 0.45
+    rows = measures(weights_of(A, uniform()), text(separators=[11, 22]))
+    assert rows[0]["kind"] == "separator"
+    assert rows[0]["separator"] == pytest.approx(0.9)
+    assert rows[0]["separator_null"] == pytest.approx(2 / S)
+    assert measures(weights_of(A))[0]["separator"] is None
+
+
+N = 11
+REPEATED = [*range(50, 50 + N), *range(50, 50 + N)]
+
+
+def test_duplicate_tokens() -> None:
+    A = np.full((2 * N, 2 * N), 1e-9)
+    for i in range(2 * N):
+        A[i, (i + N) % (2 * N)] = 1
+    row = measures(weights_of(A / A.sum(1, keepdims=True)), text(REPEATED, L=2 * N))[0]
+    assert row["kind"] == "duplicate"
+    assert row["duplicate"] == pytest.approx(1)
+    assert row["induction"] == pytest.approx(0, abs=1e-6)
+    assert row["duplicate_null"] < 0.4
+
+
+def induction(key: int) -> np.ndarray:
+    """A causal head that looks at i - N + key from the second saying on, else at the first token."""
+    A = np.full((2 * N, 2 * N), 1e-9)
+    for i in range(2 * N):
+        A[i, i - N + key if i >= N else 0] = 1
+    return A / A.sum(1, keepdims=True)
+
+
+def test_induction_is_at_i_minus_n_plus_one() -> None:
+    rows = measures(weights_of(induction(1), induction(0), induction(2), mask=hw.causal()), text(REPEATED, L=2 * N))
+    assert [round(row["induction"], 3) for row in rows] == [1, 0, 0]
+    assert [round(row["duplicate"], 3) for row in rows] == [0, 1, 0]
+    assert rows[0]["kind"] == "induction"
+    assert rows[0]["induction_null"] < 0.4
+
+
+def test_repeats_name_the_key_after() -> None:
+    i, j = repeats(np.array([5, 6, 7, 5, 6, 7]), 1, np.arange(6), np.ones(6, bool))
+    assert [(a, b) for a, b in zip(i, j, strict=True) if a >= 3] == [(3, 1), (4, 2), (5, 3)]
+
+
+def test_repeats_leave_padding_out() -> None:
+    i, j = repeats(np.array([0, 0, 5, 5]), 0, np.arange(4), np.array([False, False, True, True]))
+    assert list(zip(i.tolist(), j.tolist(), strict=True)) == [(2, 3), (3, 2)]
+
+
+def test_no_repeats_no_measure() -> None:
+    row = measures(weights_of(uniform()), text(range(S)))[0]
+    assert row["duplicate"] is None
+    assert row["induction"] is None
+
+
+def test_rows_with_nothing_to_attend_to_are_left_out_and_counted() -> None:
+    allowed = np.tril(np.ones((S, S), bool))
+    allowed[3:6] = False
+    row = measures(weights_of(at_offset(-1), mask=allowed))[0]
+    assert row["previous"] == pytest.approx(1)
+    assert (row["rows"], row["empty"]) == (S - 3, 3)
+
+
+def test_padding_is_left_out() -> None:
+    """Left padding: the first token is the first real one, and padded queries count for nothing."""
+    real = np.arange(S) >= 4
+    A = at_offset(-1)
+    A[:4] = uniform()[:4]
+    w = weights_of(A, mask=hw.causal() & hw.keys(real[None]))
+    row = measures(w, Text(real[None], real[None]))[0]
+    assert row["rows"] == S - 4
+    assert row["previous"] == pytest.approx(1)
+    assert row["kind"] == "previous"
+    dense = w.to_dense()[0, 0]
+    assert row["first"] == pytest.approx(dense[real, 4].mean())
+    apart = np.abs(np.subtract.outer(np.arange(S), np.arange(S)))
+    assert row["distance"] == pytest.approx((dense * apart)[real].sum() / dense[real].sum())
+
+
+def test_offsets_of_queries_that_start_later() -> None:
+    """Queries 5 .. 7 of 8 keys, as after a cache."""
+    A = np.full((3, 8), 1e-9)
+    for i in range(3):
+        A[i, 5 + i - 1] = 1
+    row = measures(weights_of(A, mask=hw.causal()), Text(np.ones((1, 3), bool), np.ones((1, 8), bool)))[0]
+    assert row["kind"] == "previous"
+    assert row["distance"] == pytest.approx(1, abs=1e-5)
+
+
+def test_cross_attention_has_no_offsets() -> None:
+    w = weights_of(np.full((3, 8), 1 / 8))
+    row = measures(w, Text(np.ones((1, 3), bool), np.ones((1, 8), bool), positions=False))[0]
+    assert row["previous"] is row["distance"] is row["offset"] is row["duplicate"] is None
+    assert row["kind"] == "broad"
+
+
+def test_grouped_heads_and_batches_are_means_over_all_rows() -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.normal(size=(3, 6, 13, 4)), rng.normal(size=(3, 2, 13, 4))
+    _, w = hw.attention(q, k, k, mask=hw.causal(), weights=True)
+    A = w.to_dense()
+    rows = measures(w)
+    i = np.arange(1, 13)
+    for h, row in enumerate(rows):
+        assert row["previous"] == pytest.approx(A[:, h, i, i - 1].mean())
+        assert row["first"] == pytest.approx(A[:, h, :, 0].mean())
+        assert row["peak"] == pytest.approx(A[:, h].max(-1).mean())
+        safe = np.where(A[:, h] > 0, A[:, h], 1)
+        assert row["entropy"] == pytest.approx(-(safe * np.log(safe)).sum(-1).mean())
