@@ -121,7 +121,10 @@ def jax(row: Row, arrays: list[np.ndarray]) -> Call:
         raise Cannot("no softcap")
     q, k, v = (jnp.asarray(np.ascontiguousarray(x.transpose(0, 2, 1, 3))) for x in arrays)
     added, allowed = bias(row), hidden(row) if row.kind == "documents" else None
-    options = {"bias": None if added is None else jnp.asarray(added, q.dtype), "is_causal": row.kind in ("causal", "window")}
+    options = {
+        "bias": None if added is None else jnp.asarray(added, q.dtype),
+        "is_causal": row.kind in ("causal", "window"),
+    }
     options["mask"] = None if allowed is None else jnp.asarray(allowed)[None, None]
     if row.kind == "window":
         options["local_window_size"] = (WINDOW - 1, 0)

@@ -58,6 +58,14 @@ def get_num_threads() -> int:
     return available if wanted is None else min(wanted, available)
 
 
+def why() -> str:
+    """Where the number comes from."""
+    cpus = f"{len(_cpus())} CPUs may be used"
+    if _asked is not None:
+        return f"set_num_threads said {_asked}; {cpus}"
+    return f"torch says {sys.modules['torch'].get_num_threads()}; {cpus}" if "torch" in sys.modules else cpus
+
+
 def _cpus() -> frozenset[int]:
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
