@@ -76,7 +76,7 @@ def torch_sdpa(row: Row, arrays: list[np.ndarray]) -> Call:
     def call() -> Any:
         with torch.no_grad():
             return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=row.H != row.Hkv
+                q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=row.Hkv != row.H
             )
 
     return call
@@ -108,7 +108,7 @@ def flex_attention(row: Row, arrays: list[np.ndarray]) -> Call:
 
     def call() -> Any:
         with torch.no_grad():
-            return compiled(q, k, v, score_mod=score, block_mask=block, enable_gqa=row.H != row.Hkv)
+            return compiled(q, k, v, score_mod=score, block_mask=block, enable_gqa=row.Hkv != row.H)
 
     return call
 
@@ -148,9 +148,8 @@ def onnxruntime(row: Row, arrays: list[np.ndarray]) -> Call:
     if allowed is not None and not (row.kind == "causal" and row.L == row.S):
         added = np.where(allowed, np.float32(0), np.float32(-1e30))[None, None]
     group = row.H // row.Hkv
-    flat = []
-    for x in (arrays[0], *(y.repeat(group, 1) for y in arrays[1:])):
-        flat.append(np.ascontiguousarray(x.transpose(0, 2, 1, 3)).reshape(x.shape[0], x.shape[2], -1))
+    heads_apart = (arrays[0], *(y.repeat(group, 1) for y in arrays[1:]))
+    flat = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).reshape(x.shape[0], x.shape[2], -1) for x in heads_apart]
     names = ["q", "k", "v"] + ["", "", "bias"] * (added is not None)
     node = helper.make_node(
         "MultiHeadAttention",

@@ -77,9 +77,9 @@ def _check() -> str:
     except Exception as error:
         return f"failed: {type(error).__name__}: {error}"
     took = time.perf_counter() - before
-    error = float(np.abs(out - reference.attention(q, k, v).out).max())
-    verdict = "right" if error < 1e-5 else "WRONG"
-    return f"{verdict}: {error:.0e} from float64; ready after {1e3 * took:.0f} ms"
+    off = float(np.abs(out - reference.attention(q, k, v).out).max())
+    verdict = "right" if off < 1e-5 else "WRONG"
+    return f"{verdict}: {off:.0e} from float64; ready after {1e3 * took:.0f} ms"
 
 
 def main() -> int:

@@ -1,4 +1,6 @@
-"""What this machine can do: multiply-adds a second, and bytes read from memory. The figures that kernels are held against."""
+"""What this machine can do: multiply-adds a second, and bytes read from memory. The figures that kernels are held
+against.
+"""
 
 from __future__ import annotations
 
