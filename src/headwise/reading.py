@@ -76,6 +76,8 @@ def index_sets(mass: Any, shape: tuple[int, int, int, int]) -> list[tuple[Array,
     """Pairs (queries, keys) as sorted arrays; an index given twice counts twice."""
     found = []
     for pair in mass:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"read: mass must be a list of pairs (queries, keys); got {pair!r} in it")
         sets = []
         for name, x, n in zip(("queries", "keys"), pair, shape[2:], strict=True):
             at = np.atleast_1d(to_numpy(x))
@@ -95,6 +97,11 @@ def check(ask: Ask, shape: tuple[int, int, int, int]) -> None:
         raise ValueError(
             "read: entropy is of the weights themselves; it cannot be combined with value_norms; read twice"
         )
+    counts: list[tuple[str, Any]] = [("offsets", ask.offsets), ("top_k", ask.top_k)]
+    counts += [("pooled's grid", n) for grid in ask.pooled for n in grid[:2]]
+    for name, n in counts:
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int | np.integer)):
+            raise TypeError(f"read: {name} must be an int; got {type(n).__name__}")
     if ask.offsets is not None and ask.offsets < 0:
         raise ValueError(f"read: offsets must be at least 0 (m: the offsets -m .. m are read); got {ask.offsets}")
     if ask.top_k is not None and not 1 <= ask.top_k <= S:
@@ -196,26 +203,37 @@ def _norms(norms: Any, shape: tuple[int, int, int]) -> Array:
 
 
 def _entropy(A: Array, sinks: tuple[Array, Array] | None, block: Block) -> Array:
-    """-sum A log A of each row [b, h, l]; the sink is one more outcome. log A is taken of A: it cancels nothing."""
-    with np.errstate(divide="ignore"):
-        log = np.where(A > 0, np.log(np.where(A > 0, A, 1)), 0)
-    entropy = -(A * log).sum(3, dtype=np.float64)
+    """-sum A log A of each row [b, h, l]; the sink is one more outcome.
+
+    log A is taken of A, which cancels nothing, and a row's sum is made 1 once more, which takes out lse's rounding:
+    H = log sum A - sum A log A / sum A.
+    """
+    log = np.log(np.where(A > 0, A, 1))
+    mean, total = (A * log).sum(3, dtype=np.float64), A.sum(3, dtype=np.float64)
     if sinks is not None:
         share, log_share = (x[block.b, block.h, block.i] for x in sinks)
-        entropy = entropy - np.where(share > 0, share * np.where(share > 0, log_share, 0), 0)
-    return np.where(A.any(3), entropy, 0.0) if sinks is None else entropy
+        mean, total = mean + np.where(share > 0, share * np.where(share > 0, log_share, 0), 0), total + share
+    total = np.where(total == 0, 1, total)
+    entropy: Array = np.maximum(np.log(total) - mean / total, 0) + 0.0  # no -0.0
+    return entropy
 
 
 def _diagonals(A: Array, position: Array, block: Block, m: int) -> Array:
     """Sum over the block's queries of the weight at j - position = -m .. m: [b, h, 2m + 1]."""
     b, h, l, s = A.shape
-    key = position[:, :, None] + np.arange(-m, m + 1) - block.j.start  # [b, l, 2m + 1], within the block
+    total = np.zeros((b, h, 2 * m + 1))
+    if not A.size:
+        return total
+    first = max(-m, block.j.start - int(position.max()))  # no query of the block has a key farther off
+    last = min(m, block.j.stop - 1 - int(position.min()))
+    if first > last:
+        return total
+    key = position[:, :, None] + np.arange(first, last + 1) - block.j.start  # [b, l, t], within the block
     inside = (key >= 0) & (key < s)
-    if not s:
-        return np.zeros((b, h, 2 * m + 1))
-    at = np.broadcast_to(np.where(inside, key, 0)[:, None], (b, h, l, 2 * m + 1))
-    there = np.take_along_axis(A, at, 3) * inside[:, None]
-    return there.sum(2, dtype=np.float64)  # type: ignore[no-any-return]
+    at = np.broadcast_to(np.where(inside, key, 0)[:, None], (b, h, l, last - first + 1))
+    there = np.where(inside[:, None], np.take_along_axis(A, at, 3), 0)
+    total[:, :, first + m : last + m + 1] = there.sum(2, dtype=np.float64)
+    return total
 
 
 def _largest(A: Array, k: int) -> tuple[Array, Array]:
