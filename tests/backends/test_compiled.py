@@ -314,6 +314,29 @@ def test_buffers_that_end_at_an_unreadable_page():
     assert done.stdout == "untouched\n", done.stderr[-2000:]
 
 
+@pytest.mark.parametrize("L", [1, 31])
+def test_windows_and_offsets_of_any_size(L):
+    q, k, v = arrays(L=L)
+    for mask in (
+        hw.window(2**40, 0),
+        hw.window(2**33 + 3, 2**33, offset=2**33),
+        hw.causal(10**12),
+        hw.causal(np.array([-(10**12), 2**35])),
+        hw.window(2, 1, offset=np.array([7, 2**40])),
+    ):
+        hold(q, k, v, Options(scale=0.3, mask=mask), "float32")
+
+
+def test_integers_that_need_more_than_32_bits_are_refused():
+    q, k, v = arrays()
+    sizes = Sizes(2, 3, 3, 31, 43, 7, 5)
+    ids = np.arange(43) + 2**40
+    with pytest.raises(TypeError, match="mask_mod: an array holds integers that need more than 32 bits"):
+        compiled.attention(q, k, v, Options(0.3, hw.mask_mod(lambda b, h, i, j: ids[j] % 2 == 0)), sizes)
+    with pytest.raises(TypeError, match="mask_mod: the integer 2147483648, which needs more than 32 bits, cannot be"):
+        compiled.attention(q, k, v, Options(0.3, hw.mask_mod(lambda b, h, i, j: i < 2**31)), sizes)
+
+
 def test_an_index_that_does_not_fit_an_array_is_named():
     q, k, v = arrays()
     slopes = np.ones(2)

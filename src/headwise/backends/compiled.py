@@ -33,8 +33,8 @@ def reason(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> str | None
     missing = unavailable()
     if missing:
         return missing
-    if max(sizes) >= 2**31:
-        return "a size is 2**31 or more"
+    if max(sizes) >= masking.FAR:
+        return f"a size is {masking.FAR} or more"
     return _torch_reason((q, k, v, options.bias, options.sinks, options.head_gate)) if is_torch(q) else None
 
 
@@ -176,6 +176,8 @@ def with_options(problem: Any, o: Options) -> tuple[Any, Any, Any]:
     change = _change(o, captures)
     visible = None if o.mask is None else masking.rule(o.mask, problem.sizes, captures)
     arrays = [_readable(x) for x in captures.arrays]
+    if problem.dtype != "f64":
+        _check_integers(arrays, captures.name)
     shapes = [tuple(x.shape) for x in arrays]
     words = [(address(x), *_strides(x), *shape) for x, shape in zip(arrays, shapes, strict=True)]
     for tree in (change, visible):
@@ -207,6 +209,15 @@ def with_options(problem: Any, o: Options) -> tuple[Any, Any, Any]:
         int(o.seed) if p else 0,
     )
     return problem, call, (arrays, sinks, gate)
+
+
+def _check_integers(arrays: Sequence[Any], name: str) -> None:
+    """A kernel that computes in fp32 has integers of 32 bits."""
+    for x in arrays:
+        if kind(x) == "i64" and 0 not in x.shape and not -(2**31) <= int(x.min()) <= int(x.max()) < 2**31:
+            raise trace.TraceError(
+                f"{name}: an array holds integers that need more than 32 bits; subtract what they share"
+            )
 
 
 def _change(o: Options, captures: Captures) -> Node | None:

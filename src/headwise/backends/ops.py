@@ -133,14 +133,14 @@ def attention_operator(
     return out, lse
 
 
-@attention_operator.register_fake  # type: ignore[untyped-decorator]
+@attention_operator.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     B, H, L, _D = q.shape
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty((B, H, L, v.shape[3])), q.new_empty((B, H, L), dtype=wide)
 
 
-@attention_operator.register_vmap  # type: ignore[untyped-decorator]
+@attention_operator.register_vmap
 def _(info: Any, dims: Any, *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     """One entry after the other: each is a problem of its own."""
 

@@ -30,13 +30,12 @@ def rule(mask: masks.Mask, sizes: Sizes, captures: Captures) -> Node:
         case masks._Not(inner=x):
             return ("invert", rule(x, sizes, captures))
         case masks._Window(left=left, right=right):
-            position = ("add", I, _per_batch(mask.offset(sizes), captures))
+            at = mask.offset(sizes)
             terms: list[Node] = []
             if right is not None:
-                last = ("add", position, captures.integer(right)) if right else position
-                terms.append(("less_equal", J, last))
+                terms.append(("less_equal", J, ("add", I, _moved(at, right, captures))))
             if left is not None:
-                terms.append(("greater_equal", J, ("subtract", position, captures.integer(left))))
+                terms.append(("greater_equal", J, ("add", I, _moved(at, -left, captures))))
             if not terms:
                 return ("equal", ("int", 0), ("int", 0))
             return terms[0] if len(terms) == 1 else ("bitwise_and", *terms)
@@ -62,7 +61,7 @@ def rule(mask: masks.Mask, sizes: Sizes, captures: Captures) -> Node:
 def element(array: Any, captures: Captures) -> Node:
     """The element at (b, h, i, j) of an array that broadcasts to [B, H, L, S]."""
     letters = (B, H, I, J)[4 - array.ndim :]
-    at = (x if n > 1 else ("int", 0) for x, n in zip(letters, array.shape, strict=True))
+    at = (x if n != 1 else ("int", 0) for x, n in zip(letters, array.shape, strict=True))
     return ("at", captures.array(array), *at)
 
 
@@ -70,6 +69,16 @@ def _per_batch(x: Any, captures: Captures) -> Node:
     if getattr(x, "ndim", 0) == 0:
         return captures.integer(int(x))
     return ("at", captures.array(x), B if x.shape[0] > 1 else ("int", 0))
+
+
+FAR = 1 << 29  # further than any key from any query: a kernel's indices have 32 bits
+
+
+def _moved(offset: Any, by: int, captures: Captures) -> Node:
+    """offset + by, as near as makes no difference."""
+    if getattr(offset, "ndim", 0) == 0:
+        return captures.integer(max(-FAR, min(FAR, int(offset) + by)))
+    return _per_batch(np.clip(_numbers(offset)[:, 0] + by, -FAR, FAR), captures)
 
 
 def key(mask: masks.Mask) -> Any:

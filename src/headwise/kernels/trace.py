@@ -142,6 +142,8 @@ class Traced:
         if isinstance(x, bool | np.bool_):
             return ("equal", ("int", 0), ("int", 0 if x else 1))
         if isinstance(x, int | np.integer):
+            if not -(2**31) <= x < 2**31:
+                raise self._refuse(f"the integer {x}, which needs more than 32 bits,")
             return ("int", int(x))
         if isinstance(x, float | np.floating):
             return self.captures.number(float(x))
