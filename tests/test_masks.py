@@ -1,5 +1,7 @@
 """Masks: their dense forms, what they promise to a kernel, how they combine, and what they refuse."""
 
+# ruff: noqa: E501  (the words of an error stay on one line)
+
 from __future__ import annotations
 
 from typing import Any

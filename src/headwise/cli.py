@@ -18,6 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 import headwise
+from headwise.view.page import Page
+from headwise.view.report import write_report
 
 SENTENCE = "The scientist thanked the engineer because she solved the problem."
 MODEL = "minilm"
@@ -124,12 +126,13 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
     with progress.status("Reading them"), refusing(ValueError):
         part = heads.parts.get("encoder") or heads.main  # of two stacks over the text, the one that sees all of it
         found = part.find(*links) if links else []
-        rows, check = heads.table(), heads.check()
+        page = Page.from_heads(heads, links)
+        rows, check = [row for panel in page.panels for row in panel.rows], page.check
     with (
         progress.status("Drawing the page"),
         refusing(OSError, f"cannot write {output}: ", "; give another place with -o"),
     ):
-        heads.report(output, links=links)
+        write_report(page, output)
 
     tokens = inputs["input_ids"].shape[1]
     console.print(Text(f"{model}: {len(rows)} heads in {len(part.layers)} layers, {tokens} tokens"))

@@ -124,9 +124,15 @@ def multi_head_attention(
     """
     op = "multi_head_attention"
     context = x if context is None else context
-    named = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "context": context}
-    x, w_q, w_k, w_v, w_o, context = _same_kind(*named.values(), names=tuple(named), op=op)
+    biases = {name: b for name, b in (("b_q", b_q), ("b_k", b_k), ("b_v", b_v), ("b_o", b_o)) if b is not None}
+    named = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "context": context} | biases
+    named = dict(zip(named, _same_kind(*named.values(), names=tuple(named), op=op), strict=True))
+    _check_one_dtype(named, op)
+    x, w_q, w_k, w_v, w_o, context, *_ = named.values()
+    b_q, b_k, b_v, b_o = (named.get(name) for name in ("b_q", "b_k", "b_v", "b_o"))
     _check_projections(x, w_q, w_k, w_v, w_o, context, op)
+    if b_o is not None and tuple(b_o.shape) != (w_o.shape[-1],):
+        raise ValueError(f"{op}: b_o must have shape [Eo] = {(w_o.shape[-1],)} (from w_o); got {tuple(b_o.shape)}")
     q, k, v = _project(x, w_q, b_q, "b_q"), _project(context, w_k, b_k, "b_k"), _project(context, w_v, b_v, "b_v")
     result = attention(q, k, v, **options)
     out, *rest = result if isinstance(result, tuple) else (result,)  # [B, H, L, Dv]
@@ -134,7 +140,18 @@ def multi_head_attention(
     y = concat @ w_o.reshape(concat.shape[-1], w_o.shape[-1])  # [B, L, Eo]
     if b_o is not None:
         y = y + b_o
+    if x.dtype == w_o.dtype and x.dtype != y.dtype and not is_torch(x) and x.dtype.kind not in "iu":
+        y = y.astype(x.dtype)  # NumPy multiplies bfloat16 matrices in fp32
     return (y, *rest) if rest else y
+
+
+def _check_one_dtype(named: dict[str, Any], op: str) -> None:
+    """torch refuses to mix dtypes; NumPy promotes, which is left to it."""
+    x = named["x"]
+    for name, y in named.items():
+        if is_torch(x) and y.dtype != x.dtype:
+            dtypes = shapes.dtype_name(x), shapes.dtype_name(y)
+            raise TypeError(f"{op}: {name} must have x's dtype {dtypes[0]}; got {dtypes[1]}; cast one of them")
 
 
 def _project(x: Any, w: Any, bias: Any, name: str) -> Any:
@@ -226,10 +243,14 @@ def _options(
     if score_mod is not None and not callable(score_mod):
         raise TypeError(f"attention: score_mod must be a function of (s, b, h, i, j); got {type(score_mod).__name__}")
     p = shapes.check_dropout(p)
+    if softcap is not None:
+        softcap = shapes.check_number("softcap", softcap, positive=True)
+        # Outside 1e-30 .. 1e30 c and s / c leave fp32's range: all scores are 0 then, or as they were.
+        softcap = max(softcap, 1e-30) if softcap < 1e30 else None
     return Options(
         scale=sizes.D**-0.5 if scale is None else shapes.check_number("scale", scale),
         mask=rule,
-        softcap=None if softcap is None else shapes.check_number("softcap", softcap, positive=True),
+        softcap=softcap,
         score_mod=score_mod,
         dropout_p=p,
         seed=_seed(q) if p else None,
@@ -239,22 +260,23 @@ def _options(
 
 def _numbers(name: str, x: Any, q: Any) -> Any:
     """A floating-point array of q's library and device."""
-    if is_torch(q):
-        torch = sys.modules["torch"]
-        if not is_torch(x):
-            x = torch.as_tensor(np.asarray(x), device=q.device)
-        if x.device != q.device:
-            raise TypeError(f"attention: {name} must be on q's device {q.device}; got {x.device}")
-        boolean, number = x.dtype == torch.bool, not x.dtype.is_complex
-    else:
-        if is_torch(x):
-            raise TypeError(f"attention: {name} must be a NumPy array, as q is; got a torch tensor")
-        x = np.asarray(x)
-        boolean, number = x.dtype == bool, x.dtype.kind in "iuf" or x.dtype.name in shapes.FLOATS
-    if boolean and name == "bias":
+    if not is_torch(x):
+        try:
+            x = np.asarray(x)
+        except ValueError as error:
+            raise ValueError(f"attention: {name} must have rows of equal length; {error}") from None
+    found = shapes.dtype_name(x)
+    if found == "bool" and name == "bias":
         raise TypeError("attention: bias must hold numbers to add to the scores; got booleans; those belong in mask=")
-    if boolean or not number:
-        raise TypeError(f"attention: {name} must hold numbers; got {x.dtype}")
+    if found not in shapes.FLOATS and not found.startswith(("int", "uint")):
+        raise TypeError(f"attention: {name} must hold numbers; got {found}")
+    if is_torch(q) and not is_torch(x):
+        torch = sys.modules["torch"]
+        return torch.tensor(x.astype(np.float32) if found == "bfloat16" else x, device=q.device)
+    if is_torch(x) and not is_torch(q):
+        raise TypeError(f"attention: {name} must be a NumPy array, as q is; got a torch tensor")
+    if is_torch(x) and x.device != q.device:
+        raise TypeError(f"attention: {name} must be on q's device {q.device}; got {x.device}")
     return x
 
 

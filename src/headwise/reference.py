@@ -48,7 +48,7 @@ def attention(
         if softcap is not None:
             s = softcap * np.tanh(s / softcap)
         if score_mod is not None:
-            s = score_mod(s, *np.ix_(*map(np.arange, (B, H, L, S))))
+            s = np.broadcast_to(score_mod(s, *np.ix_(*map(np.arange, (B, H, L, S)))), s.shape)
         s = np.where(allowed, s + bias, -np.inf)
         sink = np.full((H, 1, 1), -np.inf) if sinks is None else np.asarray(sinks, np.float64)[:, None, None]
         top = np.maximum(s.max(3, keepdims=True, initial=-np.inf), sink)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.arrays import like
+from headwise.arrays import is_array, like
 from headwise.masks import Mask
-from headwise.shapes import Sizes
+from headwise.shapes import FLOATS, Sizes, dtype_name
 
 ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
 
@@ -43,12 +43,24 @@ def take_bias(bias: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
     return bias[tuple(x if n > 1 else x * 0 for x, n in zip(at, bias.shape, strict=True))]
 
 
+def modified(result: Any, s: Any) -> Any:
+    """What a score_mod returned for the scores s, once it is known to be numbers that broadcast to them."""
+    if not is_array(result):
+        raise TypeError(f"attention: score_mod must return an array like s; got {type(result).__name__}")
+    if dtype_name(result) not in FLOATS and not dtype_name(result).startswith(("int", "uint")):
+        raise TypeError(f"attention: score_mod must return numbers; got {dtype_name(result)}; masks belong in mask=")
+    found, full = tuple(result.shape), tuple(s.shape)
+    if len(found) > len(full) or any(n not in (1, m) for n, m in zip(reversed(found), reversed(full), strict=False)):
+        raise ValueError(f"attention: score_mod must return scores of shape {full}, as it was given; got {found}")
+    return result
+
+
 def keep(seed: Any, p: float, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
     """Which weights dropout keeps, a pure function of the seed and the place (b, h, i, j), the same in every backend.
 
-    Two rounds of a 32-bit finalizer (Murmur3's), in 64-bit integers so that NumPy and torch agree.
+    Three rounds of a 32-bit finalizer (Murmur3's), in 64-bit integers so that NumPy and torch agree.
     """
-    row = _mix((b * sizes.H + h) * sizes.L + i + seed)
+    row = _mix(_mix((b * sizes.H + h) * sizes.L + i) ^ seed)  # not place + seed: the next seed would shift the rows
     return _mix(row ^ ((j * 0x9E3779B1) & 0xFFFFFFFF)) >= round(p * 2**32)
 
 

@@ -341,7 +341,7 @@ class Weights:
         return self._found["rest"]  # type: ignore[no-any-return]
 
     def _find_rest(self) -> np.ndarray | None:
-        lse = known(self._lse)
+        lse = known(self._lse.detach().cpu() if is_torch(self._lse) else self._lse)
         if lse is None:
             return None
         with np.errstate(all="ignore"):

@@ -8,7 +8,7 @@ import numpy as np
 
 from headwise.arrays import to_numpy
 from headwise.backends.blocks import Block, blocks, key_heads
-from headwise.scores import Options, keep, take_bias
+from headwise.scores import Options, keep, modified, take_bias
 from headwise.shapes import Sizes
 
 Array = np.ndarray
@@ -37,7 +37,8 @@ def attention(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> t
             out[b, h, i] = _weighted_values(p, s, v[b, key_heads(h, sizes), j].astype(work, copy=False))
     if options.head_gate is not None:
         out *= to_numpy(options.head_gate).astype(work)[..., None, None]
-    return out.astype(np.float64 if q.dtype.kind in "iu" else q.dtype, copy=False), lse
+    with np.errstate(over="ignore", invalid="ignore"):  # a gate may carry out beyond fp16
+        return out.astype(np.float64 if q.dtype.kind in "iu" else q.dtype, copy=False), lse
 
 
 def coordinates(block: Block) -> tuple[Array, Array, Array, Array]:
@@ -73,11 +74,12 @@ def finish(s: Array, at: Any, bias_at: Any, options: Options, sizes: Sizes) -> A
     if options.softcap is not None:
         s = work.type(options.softcap) * np.tanh(s / work.type(options.softcap))
     if options.score_mod is not None:
-        s = np.asarray(options.score_mod(s, *at)).astype(work, copy=False)
+        s = np.broadcast_to(modified(to_numpy(options.score_mod(s, *at)), s), s.shape).astype(work, copy=False)
     if options.bias is not None:
         s = s + to_numpy(take_bias(options.bias, *bias_at)).astype(work, copy=False)
     if options.mask is not None:
-        s = np.where(to_numpy(options.mask.allowed(*at, sizes)), s, work.type(-np.inf))
+        b, h, i, j = at
+        s = np.where(to_numpy(options.mask.allowed(b, h, i, j, sizes)), s, work.type(-np.inf))
     return s
 
 

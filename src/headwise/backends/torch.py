@@ -6,6 +6,7 @@ While a graph is traced (torch.compile, torch.export) or transformed (torch.func
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from headwise.backends.blocks import Block, blocks, key_heads
-from headwise.scores import Options, keep, take_bias
+from headwise.scores import Options, keep, modified, take_bias
 from headwise.shapes import Sizes
 
 Tensor = torch.Tensor
@@ -139,25 +140,32 @@ def finish(s: Tensor, at: Any, bias_at: Any, options: Options, sizes: Sizes) -> 
     """From scale * q . k to what the softmax sees (the order of the design, section 3)."""
     if options.softcap is not None:
         s = options.softcap * torch.tanh(s / options.softcap)
+    b, h, i, j = at
+    allowed = None if options.mask is None else options.mask.allowed(b, h, i, j, sizes)
     if options.score_mod is not None:
-        s = options.score_mod(s, *at).to(s.dtype)
+        if allowed is not None:  # what the function learns must not meet a masked NaN, not even times a zero gradient
+            s = torch.where(allowed, s, 0.0)
+        result = options.score_mod(s, b, h, i, j)
+        result = torch.as_tensor(result, device=s.device) if isinstance(result, int | float) else result
+        s = modified(result, s).to(s.dtype).expand(s.shape)
     if options.bias is not None:
         s = s + take_bias(options.bias, *bias_at).to(s.dtype)
-    if options.mask is not None:
-        s = torch.where(options.mask.allowed(*at, sizes), s, -torch.inf)
+    if allowed is not None:
+        s = torch.where(allowed, s, -torch.inf)
     return s
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
     """[b, h, l, n] times [b, hkv, n, m] -> [b, h, l, m]: a group's queries side by side, so its key head is read once.
 
-    The shapes are built so that an exported graph with a dynamic l has no size comparison that it cannot prove.
+    As an einsum, an exported graph with a dynamic l has no size comparison that it cannot prove, also where m is l.
+    torch.autocast is off: it would narrow what is summed here.
     """
     b, h, l, n = x.shape
-    hkv, m = y.shape[1], y.shape[3]
-    group = h // hkv if h else 0
-    flat = torch.bmm(x.reshape(b * hkv, group * l, n), y.reshape(b * hkv, n, m))  # [b * hkv, group * l, m]
-    return flat.unflatten(1, (group, l)).reshape(b, h, l, m)
+    hkv = y.shape[1]
+    grouped = x.reshape(b, hkv, h // hkv if h else 0, l, n)
+    with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
+        return torch.einsum("bkgln,bknm->bkglm", grouped, y).flatten(1, 2)
 
 
 def _selected_scores(q: Tensor, k: Tensor) -> Tensor:

@@ -76,9 +76,9 @@ def plan(panel: Panel, budget: int) -> Plan:
     for levels in (("tokens",),) if same else (("words", "tokens"), ("words",)):
         each = budget // (heads * len(levels))
         lines = L + S if "tokens" in levels else len(panel.queries.words) + len(panel.keys.words)
-        grid = int(min(GRID, L, S, (each * 0.4) ** 0.5))
+        grid = int(min(GRID, L, S, (each * 0.3) ** 0.5))
         k = int(min(LARGEST, L, S, (each - grid * grid) // (4 * lines))) if max(L, S) <= STEP else 0
-        if k >= 4 or levels[-1] == levels[0]:
+        if k >= 3 or levels[-1] == levels[0]:
             return Plan(levels, max(grid, 1), max(k, 0))
     raise AssertionError("unreachable: the last plan always fits")
 

@@ -1,0 +1,147 @@
+"""The file: whole or not at all, closed to whatever the text holds, and sufficient by itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from view.pages import page, panel
+
+from headwise.view import report as writing
+from headwise.view.page import Page, Panel, Side
+from headwise.view.report import render, report, write_report
+
+HOSTILE = [
+    "</script><script>x",
+    "<img src=x onerror=alert(1)>",
+    "<!--",
+    "-->",
+    "{{data}}",
+    "&lt;",
+    "\u2028",
+    '"',
+    "'",
+    "\\",
+    "日本",
+]
+
+
+def hostile() -> Page:
+    made = panel(1, 3, 11, 11)
+    text = Side(HOSTILE, HOSTILE, list(range(11)))
+    return page(
+        Panel("self", "Self-attention", text, text, made.layers, made.rows),
+        title="</title><script>bad()</script>{{script}}",
+    )
+
+
+class Outline(HTMLParser):
+    """Every element with its attributes, and the page's title."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.title, self._inside = "", ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "title":
+            self.title += data
+            self._inside = ""
+
+
+def test_text_cannot_break_out() -> None:
+    plain, bad = Outline(render(page(panel(1, 3, 11, 11)))), Outline(render(hostile()))
+    assert bad.elements == plain.elements
+    assert "</title><script>bad()</script>{{script}}" in bad.title
+
+
+def test_nothing_is_fetched() -> None:
+    text = render(page(panel(1, 3, 11, 11)))
+    for tag, attributes in Outline(text).elements:
+        assert tag not in {"iframe", "object", "embed", "base"}
+        for name in ("src", "href", "srcset", "data", "action"):
+            assert (attributes.get(name) or "data:").startswith("data:")
+    assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|WebSocket|import\(", text)
+    (policy,) = [
+        a["content"]
+        for tag, a in Outline(text).elements
+        if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+
+
+def test_the_same_page_is_the_same_bytes() -> None:
+    assert render(page(panel(1, 3, 11, 13))) == render(page(panel(1, 3, 11, 13)))
+
+
+def test_it_replaces_the_file_in_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "heads.html"
+    path.write_text("before")
+    assert write_report(page(panel(1, 3, 11, 13)), str(path)) == path
+    assert path.read_text("utf-8").startswith("<!doctype html>")
+    assert os.listdir(tmp_path) == ["heads.html"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_it_may_be_read_by_those_the_umask_allows(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        write_report(page(panel(1, 3, 11, 13)), tmp_path / "heads.html")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "heads.html").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("broken", ["render", "replace"])
+def test_after_an_error_the_old_file_is_there_and_nothing_else(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    path = tmp_path / "heads.html"
+    path.write_text("before")
+    monkeypatch.setattr(writing if broken == "render" else writing.os, broken, fail)
+    with pytest.raises(OSError, match="no space left on device"):
+        write_report(page(panel(1, 3, 11, 13)), path)
+    assert path.read_text() == "before"
+    assert os.listdir(tmp_path) == ["heads.html"]
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_report(page(panel(1, 3, 11, 13)), tmp_path / "gone" / "heads.html")
+    assert os.listdir(tmp_path) == []
+
+
+def test_report_needs_something_seen(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from models import zoo
+
+    import headwise as hw
+
+    model, inputs = zoo.bert()
+    with hw.watch(model) as heads:
+        pass
+    with pytest.raises(ValueError, match=r"run the model inside the `with hw\.watch\(model\)` block"):
+        report(heads, tmp_path / "heads.html")
+    assert os.listdir(tmp_path) == []
+    with hw.watch(model) as heads, torch.no_grad():
+        model(**inputs)
+    assert report(heads, tmp_path / "heads.html").stat().st_size > 10_000
+    with pytest.raises(ValueError, match="report: batch must be 0 to 1, for 2 texts were watched; got 2"):
+        report(heads, tmp_path / "other.html", batch=2)
+    with pytest.raises(ValueError, match="find: words need a tokenizer"):
+        report(heads, tmp_path / "other.html", links=[("she", "engineer")])
+    assert os.listdir(tmp_path) == ["heads.html"]
