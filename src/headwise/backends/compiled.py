@@ -228,6 +228,10 @@ def _change(o: Options, captures: Captures) -> Node | None:
         change = ("multiply", captures.number(o.softcap), inner)
     if o.score_mod is not None:
         traced = trace.trace(o.score_mod, (SCORE, B, H, I, J), captures)
+        if traced[0] in ("int", "number"):
+            raise TypeError("attention: score_mod must return an array like s; got a number")
+        if trace.kind(traced, captures.kinds) == "bool":
+            raise TypeError("attention: score_mod must return numbers; got bool; masks belong in mask=")
         if trace.kind(traced, captures.kinds) != "real":
             traced = ("add", captures.number(0.0), traced)
         change = traced if change is None else _replaced(traced, change)

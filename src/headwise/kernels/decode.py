@@ -184,7 +184,8 @@ class _Program:
             best = m.splat(m.fold(lambda x, y: m.select(x > y, x, y), top.v))
             alpha = m.exp2((m.splat(m.get(M)) - best) * self.unit, PRECISE[m.real])
             total = m.var(self.zero)
-            row = m.mix(m.splat((b * A["heads"] + h) * A["queries"] + i + A["seed"])) if s.dropout else None
+            number = m.splat((b * A["heads"] + h) * A["queries"] + i)
+            row = m.dropout_row(number, A["seed"]) if s.dropout else None
             for j in m.range(0, nk, n):
                 p = m.exp2((m.load(scores + j) - best) * self.unit, PRECISE[m.real])
                 total.v = total.v + p

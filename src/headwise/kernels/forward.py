@@ -374,7 +374,9 @@ class _Program:
 
     def dropout_row(self, block: Place, i: Value) -> Value:
         A, m = self.A, self.m
-        return m.mix(m.splat((block.b * A["heads"] + block.h) * A["queries"] + block.i + i + A["seed"]) + m.lane())
+        return m.dropout_row(
+            m.splat((block.b * A["heads"] + block.h) * A["queries"] + block.i + i) + m.lane(), A["seed"]
+        )
 
     def weigh(self, v: Pointer, v_stride: Value, nk: Value, at: dict[str, Pointer]) -> None:
         """O[d, :] = alpha O[d, :] + sum_j V[j, d] P[j, :]."""

@@ -341,6 +341,10 @@ class Machine(ABC):
             x > self.splat(0.0), y, self.select(x == self.splat(0.0), self.splat(-math.inf), self.splat(math.nan))
         )
 
+    def dropout_row(self, number: Value, seed: Value) -> Value:
+        """What `keep` needs of a row, from its number among all rows and the (scalar) seed."""
+        return self.mix(self.mix(number) ^ self.splat(seed))
+
     def keep(self, row: Value, j: Value, threshold: Value) -> Value:
         """Whether dropout keeps a weight: `scores.keep` for mixed rows, in this machine's integers."""
         return self.unsigned(self.mix(row ^ self.wrap(j * self.constant(0x9E3779B1)))) >= threshold
