@@ -175,6 +175,7 @@ def with_options(problem: Any, o: Options) -> tuple[Any, Any, Any]:
     captures = Captures()
     change = _change(o, captures)
     visible = None if o.mask is None else masking.rule(o.mask, problem.sizes, captures)
+    _check_no_gradient(captures)
     arrays = [_readable(x) for x in captures.arrays]
     if problem.dtype != "f64":
         _check_integers(arrays, captures.name)
@@ -211,6 +212,12 @@ def with_options(problem: Any, o: Options) -> tuple[Any, Any, Any]:
     return problem, call, (arrays, sinks, gate)
 
 
+def _check_no_gradient(captures: Captures) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.is_grad_enabled() and any(is_torch(x) and x.requires_grad for x in captures.arrays):
+        raise trace.TraceError(f"{captures.name}: a tensor it refers to requires a gradient, which kernels do not give")
+
+
 def _check_integers(arrays: Sequence[Any], name: str) -> None:
     """A kernel that computes in fp32 has integers of 32 bits."""
     for x in arrays:
@@ -228,8 +235,6 @@ def _change(o: Options, captures: Captures) -> Node | None:
         change = ("multiply", captures.number(o.softcap), inner)
     if o.score_mod is not None:
         traced = trace.trace(o.score_mod, (SCORE, B, H, I, J), captures)
-        if traced[0] in ("int", "number"):
-            raise TypeError("attention: score_mod must return an array like s; got a number")
         if trace.kind(traced, captures.kinds) == "bool":
             raise TypeError("attention: score_mod must return numbers; got bool; masks belong in mask=")
         if trace.kind(traced, captures.kinds) != "real":

@@ -27,6 +27,8 @@ def takes(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
     tensors = [x for x in (q, k, v, o.bias, o.sinks, o.head_gate) if x is not None]
     if any(x.device.type != "cpu" for x in tensors):
         return "the tensors are not on the CPU"
+    if any(torch._C._functorch.is_gradtrackingtensor(x) for x in tensors) or _dual_level():
+        return "gradients are asked for"
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return "gradients are asked for"
     return None
@@ -43,6 +45,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -
     softcap = 0.0 if o.softcap is None else o.softcap
     out, lse = attention_operator(q, k, v, o.bias, o.sinks, o.head_gate, arrays, rule, numbers, o.scale, softcap)
     return out, lse
+
+
+def _dual_level() -> bool:
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def _has_function(mask: Any) -> bool:
