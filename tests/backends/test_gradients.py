@@ -49,8 +49,15 @@ def test_only_what_is_asked_for():
     out, lse = gradients.attention(q, k, v, options(*rest), SIZES)
     (out.sum() + lse.sum()).backward()
     assert k.grad is None
-    q2, _, v2, *_ = (x.detach().requires_grad_() for x in inputs())
+    q2, _, v2 = (x.detach().requires_grad_() for x in inputs()[:3])
     expected, lse = plain.attention(q2, k, v2, options(*rest), SIZES)
     (expected.sum() + lse.sum()).backward()
     assert (q.grad - q2.grad).abs().max() < 1e-13
     assert (v.grad - v2.grad).abs().max() < 1e-13
+
+
+def test_a_score_function_that_learns_is_left_to_torch():
+    q, k, v = inputs()[:3]
+    slope = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(TypeError, match="score_mod: a tensor it refers to requires a gradient"):
+        gradients.attention(q, k, v, Options(0.7, score_mod=lambda s, b, h, i, j: s * slope[h]), SIZES)

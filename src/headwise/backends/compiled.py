@@ -73,6 +73,8 @@ def attention(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[A
     from headwise.kernels.plan import PLAIN, Problem, plan
 
     tensors = is_torch(q)
+    if tensors and options.score_mod is not None:
+        check_no_gradient(options.score_mod)
     q, k, v = (_tensor_rows(x) for x in (q, k, v)) if tensors else (_rows(x) for x in (q, k, v))
     out, lse = _outputs(q, sizes, tensors)
     if sizes.B * sizes.H * sizes.L == 0:
@@ -175,7 +177,6 @@ def with_options(problem: Any, o: Options) -> tuple[Any, Any, Any]:
     captures = Captures()
     change = _change(o, captures)
     visible = None if o.mask is None else masking.rule(o.mask, problem.sizes, captures)
-    _check_no_gradient(captures)
     arrays = [_readable(x) for x in captures.arrays]
     if problem.dtype != "f64":
         _check_integers(arrays, captures.name)
@@ -212,10 +213,13 @@ def with_options(problem: Any, o: Options) -> tuple[Any, Any, Any]:
     return problem, call, (arrays, sinks, gate)
 
 
-def _check_no_gradient(captures: Captures) -> None:
+def check_no_gradient(score_mod: Any) -> None:
+    """Refuses a score function that refers to a tensor whose gradient is asked for: kernels do not give it."""
+    captures = Captures()
+    trace.trace(score_mod, (SCORE, B, H, I, J), captures)
     torch = sys.modules.get("torch")
     if torch is not None and torch.is_grad_enabled() and any(is_torch(x) and x.requires_grad for x in captures.arrays):
-        raise trace.TraceError(f"{captures.name}: a tensor it refers to requires a gradient, which kernels do not give")
+        raise trace.TraceError("score_mod: a tensor it refers to requires a gradient, which kernels do not give")
 
 
 def _check_integers(arrays: Sequence[Any], name: str) -> None:

@@ -22,6 +22,8 @@ Tensor = torch.Tensor
 def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L]."""
     o = options
+    if o.score_mod is not None:
+        compiled.check_no_gradient(o.score_mod)
     out, lse = _Attention.apply(o, sizes, q, k, v, o.bias, o.sinks, o.head_gate)  # type: ignore[no-untyped-call]
     return out, lse
 
@@ -31,7 +33,8 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, options: Options, sizes: Sizes, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.options, ctx.sizes = options, sizes
         ctx.save_for_backward(*tensors)
-        return compiled.attention(*tensors[:3], options, sizes)
+        q, k, v = tensors[:3]
+        return compiled.attention(q, k, v, options, sizes)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
