@@ -69,7 +69,7 @@ def test(arguments: "list[str]") -> int:
         ["ruff", "check"],
         ["mypy", "--strict"],
         ["lint-imports", "--no-logo"],
-        ["pytest", "-n", "2", *arguments],
+        ["pytest", "-n", "2", "--dist", "loadgroup", *arguments],
     ]
     failed = []
     for check in checks:

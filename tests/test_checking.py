@@ -45,7 +45,7 @@ def test_every_real_run_holds(data: st.DataObject, cut: tuple[int, int]) -> None
 @pytest.mark.parametrize("dtype", list(EPS))
 @pytest.mark.parametrize("size", [1, 30, 1000])
 def test_large_scores_round_more_and_are_no_false_alarm(kind: str, dtype: str, size: float) -> None:
-    q, k, v = qkv((1, 2, 1, 67, 71, 32, 5), kind, dtype)
+    q, k, v = qkv((1, 4, 2, 101, 103, 64, 31), kind, dtype)
     check = hw.attention(q * size, k, v, mask=hw.causal(), weights=True)[1].check()
     assert check.ok, check
     assert check.tolerance < 0.1

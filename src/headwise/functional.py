@@ -67,8 +67,8 @@ def attention(
     >>> import numpy as np, headwise as hw
     >>> q, k, v = np.eye(2)[None, None], np.eye(2)[None, None], np.array([[[[1.0], [3.0]]]])
     >>> hw.attention(q, k, v, mask=hw.causal())[0, 0].round(3)
-    array([[1.   ],
-           [2.34 ]])
+    array([[1.  ],
+           [2.34]])
     """
     q, k, v = _same_kind(q, k, v)
     torch_in = is_torch(q)

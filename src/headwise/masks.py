@@ -232,7 +232,7 @@ class _Keys(Mask):
         valid = known(self.valid)
         if valid is None:
             return Span(0, sizes.S, 0, 0)
-        return _run(sizes, valid.any(0), valid.all(0))
+        return _run(sizes, np.asarray(valid.any(0)), np.asarray(valid.all(0)))
 
 
 @dataclass(frozen=True, eq=False)

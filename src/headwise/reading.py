@@ -238,20 +238,19 @@ def _diagonals(A: Array, position: Array, block: Block, m: int) -> Array:
 
 def _largest(A: Array, k: int) -> tuple[Array, Array]:
     """The k largest of each row and their keys, ties to the lower key: [b, h, l, k] twice."""
-    S = A.shape[3]
-    if k >= S // 4:
+    if k == 1:
+        at = A.argmax(3)[..., None]
+        return np.take_along_axis(A, at, 3), at
+    if k >= A.shape[3] // 4:
         at = np.argsort(-A, axis=3, kind="stable")[..., :k]
         return np.take_along_axis(A, at, 3), at
-    candidates = np.sort(
-        np.argpartition(-A, k - 1, axis=3)[..., :k], axis=3
-    )  # by key, so that a stable sort breaks ties
+    candidates = np.argpartition(-A, k - 1, axis=3)[..., :k]
+    candidates.sort(axis=3)  # by key, so that a stable sort breaks ties
     values = np.take_along_axis(A, candidates, 3)
     order = np.argsort(-values, axis=3, kind="stable")
     values, at = np.take_along_axis(values, order, 3), np.take_along_axis(candidates, order, 3)
-    tied = (values[..., -1:] <= A).sum(
-        3
-    ) > k  # equal to the last one, and left out: the partition chose among them freely
-    if tied.any():
+    tied = (values[..., -1:] <= A).sum(3) > k
+    if tied.any():  # some equal to the last one are left out: the partition chose among them freely
         rows = A[tied]
         at[tied] = np.argsort(-rows, axis=1, kind="stable")[:, :k]
         values[tied] = np.take_along_axis(rows, at[tied], 1)

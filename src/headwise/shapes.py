@@ -112,17 +112,18 @@ def check_number(name: str, x: Any, op: str = "attention", positive: bool = Fals
     """A finite real number, positive where that is the rule."""
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
         raise TypeError(f"{op}: {name} must be a number; got {type(x).__name__}")
-    if not -math.inf < x < math.inf or (positive and x <= 0):
+    value = float(x)
+    if not math.isfinite(value) or (positive and value <= 0):
         raise ValueError(f"{op}: {name} must be {'positive and ' if positive else ''}finite; got {x}")
-    return float(x)
+    return value
 
 
 def check_dropout(p: Any, op: str = "attention") -> float:
     """A probability."""
-    p = check_number("dropout_p", p, op)
-    if not 0.0 <= p <= 1.0:
+    value = check_number("dropout_p", p, op)
+    if not 0.0 <= value <= 1.0:
         raise ValueError(f"{op}: dropout_p must be a probability between 0 and 1; got {p}")
-    return p
+    return value
 
 
 def _shape(x: Any) -> tuple[int, ...]:

@@ -40,7 +40,7 @@ class Weights:
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.normal(size=(3, 1, 2, 5, 4))
     >>> out, w = hw.attention(q, k, v, mask=hw.causal(), weights=True)
-    >>> w[1, 3, :].shape, bool(np.isclose(w[1, 3].sum(), 1))
+    >>> w[0, 1, 3, :].shape, bool(np.isclose(w[0, 1, 3].sum(), 1))
     ((5,), True)
     """
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from problems import qkv, small_blocks, wide
+from problems import qkv, small_blocks
 
 import headwise as hw
 from headwise.shapes import Sizes
 
 N = Sizes(2, 4, 2, 3, 5, 3, 2)
+# torch's own decompositions for forward AD
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 
 def leaves(n: Sizes = N, dtype: str = "float64", seed: int = 0) -> list[torch.Tensor]:
@@ -49,7 +51,6 @@ def test_gradients_of_first_and_second_order(cut: tuple[int, int]) -> None:
             assert torch.autograd.gradgradcheck(f, inputs, fast_mode=True)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own decompositions for forward AD
 def test_forward_mode_ad() -> None:
     def gated(q: Any, k: Any, v: Any) -> Any:
         return hw.attention(q, k, v, mask=hw.causal(), softcap=2.0, head_gate=torch.tensor([1.0, 2.0, 0.0, -1.0]))
@@ -137,3 +138,151 @@ def test_training_keeps_no_score_matrix() -> None:
         return sum(sizes.values())
 
     assert saved(2 * 257) < 2.5 * saved(257)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("n", [(1, 4, 2, 301, 499, 64, 32), (2, 8, 2, 1, 4099, 64, 64), (1, 1, 1, 3, 20011, 8, 8)])
+def test_any_number_of_threads_gives_the_same_bits(n: tuple[int, ...], dtype: str) -> None:
+    def run(threads: int) -> list[torch.Tensor]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            q, k, v = leaves(Sizes(*n), dtype)
+            out, lse = hw.attention(q, k, v, mask=hw.causal(), return_lse=True)
+            return [out, lse, *torch.autograd.grad((out.float() ** 2).sum(), [q, k, v])]
+        finally:
+            torch.set_num_threads(before)
+
+    one, two, again = run(1), run(2), run(2)
+    for x, y, z in zip(one, two, again, strict=True):
+        assert torch.equal(x, y) and torch.equal(y, z)
+
+
+def test_under_autocast_nothing_is_narrowed() -> None:
+    q, k, v = qkv(N, "torch", "float32")
+    right = hw.attention(q, k, v)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(hw.attention(q, k, v), right)
+
+
+# compile and export
+
+NOT_SELF = ~hw.window(0, 0)  # torch's compiler does not know `~` on an object, so it is made outside
+MASKS: dict[str, Callable[..., Any]] = {
+    "none": lambda x: None,
+    "causal": lambda x: hw.causal(),
+    "offset": lambda x: hw.causal(0) & hw.window(3, None, 0),
+    "lengths": lambda x: hw.key_lengths(x["lengths"]),
+    "prefix": lambda x: hw.causal() | hw.prefix(x["lengths"]),
+    "offsets": lambda x: hw.causal(x["lengths"]),
+    "keys": lambda x: hw.keys(x["valid"]),
+    "documents": lambda x: hw.documents(x["query_ids"], x["key_ids"]),
+    "dense": lambda x: hw.dense(x["dense"]) & NOT_SELF,
+    "mask_mod": lambda x: hw.mask_mod(lambda b, h, i, j: (i + j) % 3 != 0),
+}
+
+
+def mask_inputs(n: Sizes) -> dict[str, torch.Tensor]:
+    """The masks' own tensors for these sizes."""
+    draw = torch.Generator().manual_seed(n.L)
+    return {
+        "lengths": torch.randint(1, n.S, (n.B,), generator=draw),
+        "valid": torch.rand(n.B, n.S, generator=draw) < 0.7,
+        "query_ids": torch.randint(0, 2, (n.B, n.L), generator=draw),
+        "key_ids": torch.randint(0, 2, (n.B, n.S), generator=draw),
+        "dense": torch.rand(n.B, 1, n.L, n.S, generator=draw) < 0.7,
+    }
+
+
+class Model(torch.nn.Module):
+    """out and lse under each of the masks."""
+
+    def __init__(self, *names: str, **options: Any) -> None:
+        super().__init__()
+        self.names, self.options = names, options
+
+    def forward(self, q: Any, k: Any, v: Any, x: Any) -> Any:
+        return {
+            name: hw.attention(q, k, v, mask=MASKS[name](x), return_lse=True, **self.options) for name in self.names
+        }
+
+
+SEVERAL_SIZES = [N, Sizes(3, 4, 2, 11, 13, 3, 2), Sizes(2, 4, 2, 7, 7, 3, 2), Sizes(2, 4, 2, 13, 5, 3, 2)]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_with_dynamic_sizes(strict: bool) -> None:
+    B, L, S = (torch.export.Dim(letter) for letter in "BLS")
+    masks = {
+        "lengths": {0: B},
+        "valid": {0: B, 1: S},
+        "query_ids": {0: B, 1: L},
+        "key_ids": {0: B, 1: S},
+        "dense": {0: B, 2: L, 3: S},
+    }
+    model = Model(*MASKS, softcap=3.0, head_gate=torch.linspace(-1, 1, N.H))
+    exported = torch.export.export(
+        model,
+        (*qkv(N, "torch", "float32"), mask_inputs(N)),
+        dynamic_shapes=({0: B, 2: L}, {0: B, 2: S}, {0: B, 2: S}, masks),
+        strict=strict,
+    ).module()
+    for n in SEVERAL_SIZES:
+        given = (*qkv(n, "torch", "float32", seed=n.L), mask_inputs(n))
+        torch.testing.assert_close(exported(*given), model(*given))
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compile_as_one_graph_with_gradients() -> None:
+    model = Model(*MASKS, softcap=3.0, score_mod=lambda s, b, h, i, j: s - 0.1 * i)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    for n in SEVERAL_SIZES[:3]:
+        both = []
+        for f in (model, compiled):
+            given = leaves(n)
+            results = f(*given, mask_inputs(n))
+            loss = sum((out * out).sum() + torch.where(lse.isfinite(), lse, 0.0).sum() for out, lse in results.values())
+            both.append([results, torch.autograd.grad(loss, given)])
+        torch.testing.assert_close(both[1], both[0])
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("empty", [{"S": 0}, {"L": 0}, {"B": 0}, {"L": 1, "S": 1}])
+def test_compiled_on_the_smallest_sizes(empty: dict[str, int]) -> None:
+    model = Model("causal", sinks=torch.zeros(N.H))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    for n in (N._replace(**empty), N):
+        given = qkv(n, "torch")
+        torch.testing.assert_close(compiled(*given, {}), model(*given, {}))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_dropout_drops_anew_and_keeps_the_mean() -> None:
+    q, k, v = qkv(N, "torch")
+    v = v * 0 + 1
+    compiled = torch.compile(lambda: hw.attention(q, k, v, dropout_p=0.5), fullgraph=True, backend="aot_eager")
+    torch.manual_seed(0)
+    draws = [compiled() for _ in range(100)]
+    assert not torch.equal(draws[0], draws[1])
+    assert abs(torch.stack(draws).mean() - 1) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on the CPU")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_inductor() -> None:
+    model = Model("causal")
+    compiled = torch.compile(model, fullgraph=True)
+    given = leaves(N, "float32")
+    found, right = ([*f(*given, {}).values()][0] for f in (compiled, model))
+    torch.testing.assert_close(found, right)
+    gradients = [torch.autograd.grad(out.sum(), given) for out, _ in (found, right)]
+    torch.testing.assert_close(*gradients)

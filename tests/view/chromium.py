@@ -39,9 +39,9 @@ ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 
 def why_not() -> str:
-    """Why no browser can be driven here, or nothing."""
+    """Why no browser can be driven here, or nothing. CI skips nothing: there a missing browser fails the tests."""
     if os.environ.get("CI"):
-        return "no browser is driven in CI"
+        return ""
     for program in ("chromium", "chromedriver"):
         if shutil.which(program) is None:
             return f"needs {program}; on Debian: apt-get install chromium chromium-driver"

@@ -106,15 +106,15 @@ def test_the_size_is_bounded_at_any_length(L: int, budget: int) -> None:
     made = panel(2, 3, L, L)
     data = pack(page(made), budget)
     text = Unpacked(data).meta
-    described = len(str(text["panels"][0]["queries"])) + len(str(text["panels"][0]["keys"])) + 3000
-    assert len(data) <= budget + described
+    assert len(data) <= budget
+    assert text["panels"][0]["queries"]["tokens"]
 
 
 def test_two_panels_share_the_budget() -> None:
     made = panel(2, 3, 211, 211)
-    one, two = (Unpacked(pack(page(*panels), budget=40_000)) for panels in ([made], [made, made]))
-    assert len(two.arrays) <= 40_000 + 1000
-    assert len(one.arrays) <= 40_000 + 1000
+    packed = [pack(page(*panels), budget=40_000) for panels in ([made], [made, made])]
+    assert max(map(len, packed)) <= 40_000
+    one, two = map(Unpacked, packed)
     assert two.meta["panels"][0]["long"]["grid"] < one.meta["panels"][0]["long"]["grid"]
 
 

@@ -107,8 +107,9 @@ def _weighted_values(p: Array, s: Array, v: Array) -> Array:
     """sum_j p_ij v_j over keys that may be attended to: a masked NaN is selected away, not multiplied by zero."""
     shape = (*p.shape[:3], v.shape[3])
     bad = ~np.isfinite(v)
+    product: Array = (grouped(p, v) @ v).reshape(shape)
     if not bad.any():
-        return (grouped(p, v) @ v).reshape(shape)
+        return product
     clean = (grouped(p, v) @ np.where(bad, 0, v)).reshape(shape)
     reached = (grouped((s > -np.inf) | np.isnan(s), v).astype(p.dtype) @ bad.astype(p.dtype)).reshape(shape) > 0
-    return np.where(reached, (grouped(p, v) @ v).reshape(shape), clean)
+    return np.where(reached, product, clean)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from headwise.view.page import Page, Panel, Side
 from headwise.weights import Weights
 
 Array = np.ndarray
+Summaries = dict[str, dict[int, dict[str, Array]]]  # level, layer, name
 
-BUDGET = 3_400_000  # bytes of weights on a page before compression; base64 then stays under 5 MB at the worst
+BUDGET = 3_500_000  # bytes of packed data; base64 adds a third, and the page stays under 5 MB
+SHRINKS = 0.55  # what compression usually leaves of maps and weights; only a first guess
 GRID = 128  # cells of a pooled map along each axis, at most
 LARGEST = 12  # of a row or column, at most
 STEP = 65535  # steps between weight 0 and 1
@@ -36,7 +39,26 @@ class Plan:
 
 
 def pack(page: Page, budget: int = BUDGET) -> bytes:
-    """The page's data: 4 bytes of length, JSON, then arrays where the JSON says; compressed with zlib."""
+    """The page's data: 4 bytes of length, JSON, then arrays where the JSON says; compressed with zlib to the budget."""
+    values = sum(_heads(panel) * len(panel.queries.tokens) * len(panel.keys.tokens) for panel in page.panels)
+    if 2 * values <= budget:
+        return encode(page, [None] * len(page.panels), [{}] * len(page.panels))
+    room = budget / SHRINKS
+    while True:
+        plans = [plan(panel, int(room / len(page.panels))) for panel in page.panels]
+        found = [_summaries(panel, long) for panel, long in zip(page.panels, plans, strict=True)]
+        for fewer in range(
+            max(long.k for long in plans) + 1
+        ):  # of the sorted largest weights, the last can be left out
+            kept = [replace(long, k=max(long.k - fewer, 0)) for long in plans]
+            data = encode(page, kept, found)
+            if len(data) <= budget or all(long.grid == 1 for long in plans):
+                return data
+        room /= 2
+
+
+def encode(page: Page, plans: Sequence[Plan | None], found: Sequence[Summaries]) -> bytes:
+    """The packed data of a page whose long panels have been summarised."""
     arrays: list[bytes] = []
     at = 0
 
@@ -48,9 +70,6 @@ def pack(page: Page, budget: int = BUDGET) -> bytes:
         at += len(data)
         return at - len(data)
 
-    values = sum(_heads(panel) * len(panel.queries.tokens) * len(panel.keys.tokens) for panel in page.panels)
-    exact = 2 * values <= budget
-    share = budget // max(1, len(page.panels))
     meta = {
         "title": page.title,
         "step": STEP,
@@ -61,7 +80,7 @@ def pack(page: Page, budget: int = BUDGET) -> bytes:
             "ok": page.check.ok,
             "empty": page.check.empty,
         },
-        "panels": [_panel(panel, put, None if exact else plan(panel, share)) for panel in page.panels],
+        "panels": [_panel(*each, put) for each in zip(page.panels, plans, found, strict=True)],
     }
     head = json.dumps(meta, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 4)
@@ -69,7 +88,7 @@ def pack(page: Page, budget: int = BUDGET) -> bytes:
 
 
 def plan(panel: Panel, budget: int) -> Plan:
-    """The richest plan within the budget: words and tokens if both can show some of each row, else words alone."""
+    """The richest plan within so many bytes: words and tokens if both can show some of each row, else words alone."""
     heads = max(1, _heads(panel))
     L, S = len(panel.queries.tokens), len(panel.keys.tokens)
     same = len(panel.queries.words) == L and len(panel.keys.words) == S
@@ -87,7 +106,7 @@ def _heads(panel: Panel) -> int:
     return sum(weights.shape[0] for weights in panel.layers.values())
 
 
-def _panel(panel: Panel, put: Any, long: Plan | None) -> dict[str, Any]:
+def _panel(panel: Panel, long: Plan | None, found: Summaries, put: Any) -> dict[str, Any]:
     meta: dict[str, Any] = {
         "name": panel.name,
         "title": panel.title,
@@ -103,17 +122,25 @@ def _panel(panel: Panel, put: Any, long: Plan | None) -> dict[str, Any]:
         meta["empty"] = {layer: put(rows.astype(np.uint8)) for layer, rows in empty.items() if rows.any()}
         return meta
     meta["long"] = {"grid": long.grid, "k": long.k, "levels": {}}
-    for level in long.levels:
+    for level, layers in found.items():
         meta["long"]["levels"][level] = {
-            str(layer): {name: put(x) for name, x in summary(weights, panel, level, long).items()}
-            for layer, weights in panel.layers.items()
+            str(layer): {name: put(x if name == "grid" else x[..., : long.k]) for name, x in arrays.items()}
+            for layer, arrays in layers.items()
         }
     return meta
 
 
+def _summaries(panel: Panel, long: Plan) -> Summaries:
+    return {
+        level: {layer: summary(weights, panel, level, long) for layer, weights in panel.layers.items()}
+        for level in long.levels
+    }
+
+
 def steps(weights: Array) -> Array:
     """Weights 0..1 in steps of 1/65535; the error is at most half a step."""
-    return np.round(np.clip(weights, 0, 1).astype(np.float64) * STEP).astype(np.uint16)
+    nearest: Array = np.round(np.clip(weights, 0, 1).astype(np.float64) * STEP)
+    return nearest.astype(np.uint16)
 
 
 def summary(weights: Weights, panel: Panel, level: str, plan: Plan) -> dict[str, Array]:
@@ -138,7 +165,8 @@ def summary(weights: Weights, panel: Panel, level: str, plan: Plan) -> dict[str,
             count = np.add.reduceat(full[:, i0:i1].astype(np.float32), rows[first:last] - i0, axis=1)
             A = A / np.maximum(count, 1)[:, :, None]
         pooled = np.maximum.reduceat(A, column_edges, axis=2)
-        np.maximum.at(grid, (slice(None), np.arange(first, last) * r // len(rows)), pooled)
+        into: Any = (slice(None), np.arange(first, last) * r // len(rows))  # NumPy's stubs know no slices here
+        np.maximum.at(grid, into, pooled)
         if k:
             row_best[0][:, first:last], row_best[1][:, first:last] = largest(A, np.arange(len(columns)), k)
             here = np.concatenate([column_best[0], A.swapaxes(1, 2)], axis=2)
