@@ -1,0 +1,297 @@
+"""Attention on NumPy arrays and CPU tensors by the compiled kernels; `reason` says why an input cannot be taken."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headwise.arrays import is_torch
+from headwise.kernels import masking, trace
+from headwise.kernels.adjust import Operand, Rules
+from headwise.kernels.trace import SCORE, B, Captures, H, I, J, Node
+from headwise.masks import Mask
+from headwise.scores import Options
+from headwise.shapes import Sizes
+
+NAMES = {
+    "float32": "f32",
+    "float64": "f64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "bool": "i8",
+    "int32": "i32",
+    "int64": "i64",
+}
+
+
+def reason(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> str | None:
+    """Why these kernels cannot take this input; None where they can."""
+    missing = unavailable()
+    if missing:
+        return missing
+    if max(sizes) >= masking.FAR:
+        return f"a size is {masking.FAR} or more"
+    return _torch_reason((q, k, v, options.bias, options.sinks, options.head_gate)) if is_torch(q) else None
+
+
+def _torch_reason(arrays: Sequence[Any]) -> str | None:
+    torch = sys.modules["torch"]
+    tensors = [x for x in arrays if x is not None]
+    if torch.compiler.is_compiling() or any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors):
+        return "a graph is being traced"
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
+        return "a torch.func transform is at work"
+    if any(x.device.type != "cpu" for x in tensors):
+        return "the tensors are not on the CPU"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return "gradients are asked for"
+    if torch.autograd.forward_ad._current_level >= 0 and any(_is_dual(x) for x in tensors):
+        return "forward-mode gradients are asked for"
+    return None
+
+
+def _is_dual(x: Any) -> bool:
+    return sys.modules["torch"].autograd.forward_ad.unpack_dual(x).tangent is not None
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why no kernel can be compiled here; None where they can."""
+    try:
+        from headwise.kernels import llvm
+    except (ImportError, OSError) as error:
+        return f"llvmlite cannot be imported ({error})"
+    return None if llvm.runnable() else "no instruction set of this machine is known"
+
+
+def attention(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
+    """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L]."""
+    from headwise.kernels.plan import PLAIN, Problem, plan
+
+    tensors = is_torch(q)
+    if tensors and options.score_mod is not None:
+        check_no_gradient(options.score_mod)
+    q, k, v = (_tensor_rows(x) for x in (q, k, v)) if tensors else (_rows(x) for x in (q, k, v))
+    out, lse = _outputs(q, sizes, tensors)
+    if sizes.B * sizes.H * sizes.L == 0:
+        return out, lse
+    if tensors:
+        addresses = [x.data_ptr() for x in (q, k, v, out, lse)]
+        problem = Problem(sizes, kind(q), 1, q.stride(), k.stride(), v.stride(), options.scale)
+    else:
+        addresses = [x.__array_interface__["data"][0] for x in (q, k, v, out, lse)]
+        problem = Problem(sizes, kind(q), q.itemsize, q.strides, k.strides, v.strides, options.scale)
+    call, alive = PLAIN, None
+    o = options
+    others = (o.bias, o.softcap, o.score_mod, o.sinks, o.head_gate)
+    if o.dropout_p or any(x is not None for x in others):
+        problem, call, alive = with_options(problem, o)
+    elif o.mask is not None:
+        problem, call, alive = _with_mask(problem, o, o.mask)
+    plan(problem).run(addresses, call)
+    del alive
+    return out, lse
+
+
+def _outputs(q: Any, sizes: Sizes, tensors: bool) -> tuple[Any, Any]:
+    shape = (sizes.B, sizes.H, sizes.L, sizes.Dv)
+    if not tensors:
+        return np.empty(shape, q.dtype), np.empty(shape[:3], np.float64 if q.dtype == np.float64 else np.float32)
+    torch = sys.modules["torch"]
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    try:
+        return torch.empty(shape, dtype=q.dtype), torch.empty(shape[:3], dtype=wide)
+    except RuntimeError as error:
+        raise MemoryError(f"attention: there is no memory for an output of shape {shape}") from error
+
+
+_kinds: dict[Any, str] = {}
+
+
+def kind(x: Any) -> str:
+    """What kernels call x's dtype."""
+    found = _kinds.get(x.dtype)
+    if found is None:
+        found = _kinds[x.dtype] = NAMES[str(x.dtype).removeprefix("torch.")]
+    return found
+
+
+def address(x: Any) -> int:
+    return int(x.data_ptr() if is_torch(x) else x.__array_interface__["data"][0])
+
+
+def _strides(x: Any) -> tuple[int, ...]:
+    """In elements."""
+    if is_torch(x):
+        return tuple(x.stride())
+    size = x.itemsize
+    return tuple(s // size for s in x.strides)
+
+
+def _rows(x: np.ndarray) -> np.ndarray:
+    """x itself where its last axis is contiguous and all its elements lie at multiples of their size, else a copy."""
+    size = x.itemsize
+    if x.dtype.kind in "iu":
+        return np.ascontiguousarray(x, np.float64)
+    if x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative:
+        return x
+    rows = (x.strides[-1] == size or x.shape[-1] <= 1) and all(s % size == 0 for s in x.strides)
+    if rows and x.dtype.isnative and x.flags.aligned:
+        return x
+    return np.array(x, x.dtype.newbyteorder("="), order="C")
+
+
+def _tensor_rows(x: Any) -> Any:
+    x = x.detach() if x.requires_grad else x
+    if x.is_neg() or x.is_conj():
+        x = x.resolve_neg().resolve_conj()
+    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+_masked: dict[Any, tuple[Any, Any, Any]] = {}
+
+
+def _with_mask(problem: Any, o: Options, mask: Mask) -> tuple[Any, Any, Any]:
+    """`with_options` where there is only a mask: one that holds no array is the same again next time."""
+    key = masking.key(mask)
+    if key is None:
+        return with_options(problem, o)
+    found = _masked.get((problem, key))
+    if found is None:
+        if len(_masked) >= 4096:
+            _masked.clear()
+        found = _masked[problem, key] = with_options(problem, o)
+    return found
+
+
+def with_options(problem: Any, o: Options) -> tuple[Any, Any, Any]:
+    """The problem with its options in the kernels' terms, what a call passes along, and what must stay alive
+    meanwhile.
+    """
+    from headwise.kernels.plan import Call
+
+    captures = Captures()
+    change = _change(o, captures)
+    visible = None if o.mask is None else masking.rule(o.mask, problem.sizes, captures)
+    arrays = [_readable(x) for x in captures.arrays]
+    if problem.dtype != "f64":
+        _check_integers(arrays, captures.name)
+    shapes = [tuple(x.shape) for x in arrays]
+    words = [(address(x), *_strides(x), *shape) for x, shape in zip(arrays, shapes, strict=True)]
+    for tree in (change, visible):
+        if tree is not None:
+            _check_indices(tree, captures.name, shapes, problem.sizes)
+    operands = tuple(
+        Operand(f"a{n}", kind(x), captures.kinds[f"a{n}"], len(shape), bool(shape) and _strides(x)[-1] == 1)
+        for n, (x, shape) in enumerate(zip(arrays, shapes, strict=True))
+    )
+    rules = Rules(change, visible, operands, len(captures.integers), len(captures.numbers))
+    sinks, gate = (None if x is None else _contiguous(x) for x in (o.sinks, o.head_gate))
+    p = o.dropout_p
+    problem = problem._replace(
+        rules=rules,
+        sinks="" if sinks is None else kind(sinks),
+        gate="" if gate is None else kind(gate),
+        gate_b=problem.sizes.H if gate is not None and gate.ndim == 2 else 0,
+        dropout=p > 0,
+    )
+    call = Call(
+        o.mask,
+        words,
+        captures.integers,
+        captures.numbers,
+        0 if sinks is None else address(sinks),
+        0 if gate is None else address(gate),
+        1 / (1 - p) if p < 1 else 0.0,
+        min(round(p * 2**32), 2**32 - 1) - 2**31,  # compared as signed numbers
+        int(o.seed) if p else 0,
+    )
+    return problem, call, (arrays, sinks, gate)
+
+
+def check_no_gradient(score_mod: Any) -> None:
+    """Refuses a score function that refers to a tensor whose gradient is asked for: kernels do not give it."""
+    captures = Captures()
+    trace.trace(score_mod, (SCORE, B, H, I, J), captures)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.is_grad_enabled() and any(is_torch(x) and x.requires_grad for x in captures.arrays):
+        raise trace.TraceError("score_mod: a tensor it refers to requires a gradient, which kernels do not give")
+
+
+def _check_integers(arrays: Sequence[Any], name: str) -> None:
+    """A kernel that computes in fp32 has integers of 32 bits."""
+    for x in arrays:
+        if kind(x) == "i64" and 0 not in x.shape and not -(2**31) <= int(x.min()) <= int(x.max()) < 2**31:
+            raise trace.TraceError(
+                f"{name}: an array holds integers that need more than 32 bits; subtract what they share"
+            )
+
+
+def _change(o: Options, captures: Captures) -> Node | None:
+    """The score after softcap, score_mod and bias, in this order; None where nothing changes it."""
+    change: Node | None = None
+    if o.softcap is not None:
+        inner = ("tanh", ("multiply", SCORE, captures.number(1 / o.softcap)))
+        change = ("multiply", captures.number(o.softcap), inner)
+    if o.score_mod is not None:
+        traced = trace.trace(o.score_mod, (SCORE, B, H, I, J), captures)
+        if trace.kind(traced, captures.kinds) == "bool":
+            raise TypeError("attention: score_mod must return numbers; got bool; masks belong in mask=")
+        if trace.kind(traced, captures.kinds) != "real":
+            traced = ("add", captures.number(0.0), traced)
+        change = traced if change is None else _replaced(traced, change)
+    if o.bias is not None:
+        change = ("add", change or SCORE, masking.element(o.bias, captures))
+    return change
+
+
+def _replaced(tree: Node, score: Node) -> Node:
+    """The tree with another one in the score's place."""
+    if tree == SCORE:
+        return score
+    return tuple(_replaced(x, score) if isinstance(x, tuple) else x for x in tree)
+
+
+def _check_indices(tree: Node, name: str, shapes: Sequence[tuple[int, ...]], sizes: Sizes) -> None:
+    """Plain indices are held against the arrays once, here; computed ones are held inside them by the kernel."""
+    limits = {"b": sizes.B, "h": sizes.H, "i": sizes.L, "j": sizes.S}
+    for x in tree[1:]:
+        if isinstance(x, tuple):
+            _check_indices(x, name, shapes, sizes)
+    if tree[0] != "at":
+        return
+    shape = shapes[int(tree[1][1:])]
+    for axis, (index, n) in enumerate(zip(tree[2:], shape, strict=True)):
+        need = limits.get(index[0], index[1] + 1 if index[0] == "int" else 1)
+        if need > n or (index[0] == "int" and index[1] < 0):
+            said = index[1] if index[0] == "int" else index[0]
+            raise IndexError(
+                f"{name}: index {said} must fit axis {axis} of an array of shape {shape}; "
+                f"it needs {need} entries, got {n}"
+            )
+
+
+def _readable(x: Any) -> Any:
+    """An array that a tree refers to, in a dtype and with strides that kernels read."""
+    if is_torch(x):
+        torch = sys.modules["torch"]
+        x = x.detach()
+        if str(x.dtype).removeprefix("torch.") not in NAMES:
+            x = x.to(torch.float64 if x.dtype.is_floating_point else torch.int64)
+        return x
+    if str(x.dtype) not in NAMES:
+        x = x.astype(np.int64 if x.dtype.kind in "iu" else np.float64)
+    aligned = x.flags.aligned and all(s % x.itemsize == 0 for s in x.strides)
+    return x if aligned else np.ascontiguousarray(x)
+
+
+def _contiguous(x: Any) -> Any:
+    """A short array of numbers, contiguous."""
+    x = _readable(x)
+    if is_torch(x):
+        return (x if x.dtype.is_floating_point else x.double()).contiguous()
+    return np.ascontiguousarray(x, np.float64 if x.dtype.kind in "iub" else None)

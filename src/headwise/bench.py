@@ -1,0 +1,184 @@
+"""Times attention on shapes of real models, beside whoever else is there: `headwise bench`, and
+`benchmarks/attention.py`.
+
+Contenders take turns, so that all see the same machine: a rest first (idle threads of other libraries go on spinning
+for some milliseconds), a call to wake up, then timed calls. Figures are medians; ratios are medians of each turn's
+ratios.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headwise import masks
+from headwise.backends import compiled
+from headwise.scores import Options
+from headwise.shapes import Sizes
+
+REST = 0.03  # seconds
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem: sizes, and what is special about it."""
+
+    name: str
+    B: int
+    H: int
+    Hkv: int
+    L: int
+    S: int
+    D: int
+    kind: str = ""  # causal, window, documents, bias, softcap, alibi
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.B, self.H, self.Hkv, self.L, self.S, self.D, self.D)
+
+    @property
+    def share(self) -> float:
+        """Of the score array, what may be seen."""
+        if self.kind == "causal":
+            return (self.S - (self.L - 1) / 2) / self.S
+        if self.kind == "window":
+            return min(1.0, WINDOW / self.S)
+        return 1 / DOCUMENTS if self.kind == "documents" else 1.0
+
+    @property
+    def operations(self) -> float:
+        return 4 * self.B * self.H * self.L * self.S * self.D * self.share
+
+    @property
+    def decodes(self) -> bool:
+        return self.L == 1
+
+    def bytes(self, itemsize: int) -> int:
+        """Of keys and values."""
+        return 2 * self.B * self.Hkv * self.S * self.D * itemsize
+
+
+WINDOW = 512
+DOCUMENTS = 8
+ROWS = (
+    Row("MiniLM", 32, 12, 12, 128, 128, 32),
+    Row("BERT-base", 8, 12, 12, 512, 512, 64),
+    Row("one sentence", 1, 12, 12, 128, 128, 64),
+    Row("GPT-2", 1, 12, 12, 1024, 1024, 64, "causal"),
+    Row("Llama-like", 1, 32, 8, 2048, 2048, 128, "causal"),
+    Row("ViT", 8, 12, 12, 197, 197, 64),
+    Row("Whisper cross", 1, 8, 8, 448, 1500, 64),
+    Row("long", 1, 8, 8, 8192, 8192, 64),
+    Row("long, causal", 1, 8, 8, 8192, 8192, 64, "causal"),
+    Row("long, window 512", 1, 8, 8, 8192, 8192, 64, "window"),
+    Row("packed documents", 1, 12, 12, 4096, 4096, 64, "documents"),
+    Row("dense bias", 1, 12, 12, 1024, 1024, 64, "bias"),
+    Row("softcap", 1, 12, 12, 1024, 1024, 64, "softcap"),
+    Row("ALiBi", 1, 12, 12, 1024, 1024, 64, "alibi"),
+    Row("no score option", 1, 12, 12, 1024, 1024, 64),
+    Row("decode 1 x 1k", 1, 32, 8, 1, 1024, 128),
+    Row("decode 1 x 8k", 1, 32, 8, 1, 8192, 128),
+    Row("decode 1 x 32k", 1, 32, 8, 1, 32768, 128),
+    Row("decode 8 x 8k", 8, 32, 8, 1, 8192, 128),
+)
+
+
+def alibi_slopes(H: int) -> np.ndarray:
+    return (2.0 ** (-8 * np.arange(1, H + 1) / H)).astype(np.float32)
+
+
+def options(row: Row, rng: np.random.Generator) -> Options:
+    given: dict[str, Any] = {}
+    if row.kind == "causal":
+        given["mask"] = masks.causal()
+    elif row.kind == "window":
+        given["mask"] = masks.window(WINDOW - 1, 0)
+    elif row.kind == "documents":
+        given["mask"] = masks.documents(np.arange(row.L) * DOCUMENTS // row.L)
+    elif row.kind == "bias":
+        given["bias"] = rng.standard_normal((1, row.H, row.L, row.S), dtype=np.float32)
+    elif row.kind == "softcap":
+        given["softcap"] = 30.0
+    elif row.kind == "alibi":
+        slopes = alibi_slopes(row.H)
+        given["score_mod"] = lambda s, b, h, i, j: s - slopes[h] * abs(i - j)
+    return Options(scale=row.D**-0.5, **given)
+
+
+def arrays(row: Row, dtype: Any) -> list[np.ndarray]:
+    """q, k and v: normal numbers."""
+    rng = np.random.default_rng(0)
+    shapes = ((row.B, row.H, row.L, row.D), *[(row.B, row.Hkv, row.S, row.D)] * 2)
+    return [rng.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes]
+
+
+Call = Callable[[], Any]
+
+
+def headwise(row: Row, q: Any, k: Any, v: Any) -> Call:
+    """A call of the compiled kernels."""
+    o = options(row, np.random.default_rng(1))
+    return lambda: compiled.attention(q, k, v, o, row.sizes)[0]
+
+
+@dataclass
+class Timing:
+    """Seconds of one contender, a median for each turn."""
+
+    turns: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.turns)
+
+
+def race(contenders: Mapping[str, Call], turns: int = 5, seconds: float = 0.25) -> dict[str, Timing]:
+    """Times the contenders in turn; each turn takes about `seconds` for each of them."""
+    found = {name: Timing() for name in contenders}
+    for _ in range(turns):
+        for name, call in contenders.items():
+            time.sleep(REST)
+            call()
+            spent: list[float] = []
+            while not spent or (sum(spent) < seconds / turns and len(spent) < 200):
+                before = time.perf_counter()
+                call()
+                spent.append(time.perf_counter() - before)
+            found[name].turns.append(statistics.median(spent))
+    return found
+
+
+def ratio(of: Timing, to: Timing) -> float:
+    """How many times longer `of` took than `to`: the median over the turns."""
+    return statistics.median(x / y for x, y in zip(of.turns, to.turns, strict=True))
+
+
+def lines(dtype: str, number: int, rows: Sequence[Row] = ROWS) -> Iterator[str]:
+    """The compiled kernels alone, held against the machine."""
+    from headwise.kernels import measure, threads
+
+    threads.set_num_threads(number)
+    peak, read = measure.peak("bf16" if dtype == "bfloat16" else "f32", number), measure.bandwidth(number)
+    yield f"{dtype}, {number} threads: {peak / 1e9:.0f} GF/s of multiply-adds, {read / 1e9:.1f} GB/s read"
+    for row in rows:
+        q, k, v = arrays(row, _dtype(dtype))
+        seconds = race({"headwise": headwise(row, q, k, v)})["headwise"].median
+        if row.decodes:
+            speed = row.bytes(q.itemsize) / seconds
+            yield f"{row.name:18} {1e3 * seconds:9.3f} ms {speed / 1e9:7.1f} GB/s {speed / read:5.2f} of the reads"
+        else:
+            speed = row.operations / seconds
+            yield f"{row.name:18} {1e3 * seconds:9.3f} ms {speed / 1e9:7.0f} GF/s {speed / peak:5.2f} of the peak"
+
+
+def _dtype(name: str) -> Any:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    return np.dtype(name)

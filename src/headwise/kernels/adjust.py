@@ -1,0 +1,279 @@
+"""What happens to scores between q . k and the softmax, written down for a machine from a tree (see `trace`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headwise.kernels.tile import Machine, Pointer, Value
+from headwise.kernels.trace import COMPARISONS, REAL_ONLY, Node, depends, kind
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array that a tree refers to: how its elements are stored, its axes, and whether its last axis is
+    contiguous.
+    """
+
+    name: str
+    kind: str
+    element: str  # 'real', 'int' or 'bool'
+    axes: int
+    unit: bool
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a kernel does to scores: the score after softcap, score_mod and bias; the mask; and what these two refer
+    to.
+    """
+
+    change: Node | None = None
+    visible: Node | None = None
+    operands: tuple[Operand, ...] = ()
+    integers: int = 0
+    numbers: int = 0
+
+    def signature(self) -> list[tuple[str, str]]:
+        """The arguments needed: for each array its address, strides (in elements) and sizes; then integers, then
+        numbers.
+        """
+        arguments = []
+        for a in self.operands:
+            arguments.append((a.name, f"*{a.kind}"))
+            arguments += [(f"{a.name}_{what}{d}", "i64") for what in ("s", "n") for d in range(a.axes)]
+        arguments += [(f"w{k}", "i64") for k in range(self.integers)]
+        return arguments + [(f"n{k}", "f64") for k in range(self.numbers)]
+
+
+NO_RULES = Rules()
+
+
+def nodes(tree: Node) -> Iterator[Node]:
+    """Every node, children first."""
+    for x in tree[1:]:
+        if isinstance(x, tuple):
+            yield from nodes(x)
+    yield tree
+
+
+@dataclass
+class Place:
+    """Where a vector of scores lies: b, h and the axis that does not run along the lanes are scalars."""
+
+    b: Value
+    h: Value
+    i: Value
+    j: Value
+    score: Value = None
+    known: dict[Node, Value] = field(default_factory=dict)  # what has been worked out already
+
+    def at(self, **changes: Value) -> Place:
+        return Place(**{"b": self.b, "h": self.h, "i": self.i, "j": self.j, **changes}, known=dict(self.known))
+
+
+class Adjuster:
+    """Evaluates trees on vectors of scores. lanes: which of i and j runs along the lanes, from `place.<lanes>` up to
+    `size`.
+    """
+
+    def __init__(self, m: Machine, operands: Sequence[Operand], lanes: str, size: Value) -> None:
+        self.m, self.lanes, self.size = m, lanes, size
+        self.operands = {a.name: a for a in operands}
+        self.kinds: Mapping[str, str] = {a.name: a.element for a in operands}
+
+    @staticmethod
+    def tiles_of(tree: Node | None) -> list[Node]:
+        """Array elements at [..., i, ...] [..., j, ...]: best fetched as whole tiles, see `fetch`."""
+        found: list[Node] = []
+        for node in nodes(tree) if tree else ():
+            if node[0] == "at" and node not in found and depends(node) >= {"i", "j"}:
+                varying = [x for x in node[2:] if depends(x) & {"i", "j", "score"}]
+                if sorted(varying) == [("i",), ("j",)]:
+                    found.append(node)
+        return found
+
+    def fetch(self, node: Node, place: Place, count: Value, out: Pointer) -> None:
+        """out[j - place.j] = the vector of elements at keys place.j ... place.j + count; queries run along the
+        lanes.
+        """
+        m, n, a = self.m, self.m.lanes, self.operands[node[1]]
+        base, stride_i, stride_j = m.args[a.name], m.scalar(0), m.scalar(0)
+        for d, x in enumerate(node[2:]):
+            stride = m.args[f"{a.name}_s{d}"]
+            if x == ("i",):
+                stride_i = stride
+            elif x == ("j",):
+                stride_j = stride
+            else:
+                base = base + self._index(a, d, x, place) * stride
+        rows = [base + (m.min(place.i + lane, self.size - 1) * stride_i + place.j * stride_j) for lane in range(n)]
+        one_by_one = m.scalar(0)
+        if a.unit and node[-1] == ("j",):
+            whole = count // n * n
+            for j in m.range(0, whole, n):
+                for c, x in enumerate(m.transpose([m.load(row + j) for row in rows])):
+                    m.store(x, out + (j + c) * n)
+            one_by_one = whole
+        for j in m.range(one_by_one, count):
+            m.store(m.gather([row + j * stride_j for row in rows]), out + j * n)
+
+    def fetched(self, node: Node, at: Pointer) -> Value:
+        """A vector that `fetch` has put at `at`."""
+        return self._truth(self.m.load(at), self.kinds[node[1]])
+
+    def kept_as(self, node: Node) -> str:
+        """The kind of memory that `fetch` fills."""
+        return self.m.real if self.kinds[node[1]] == "real" else self.m.index
+
+    def prepare(self, tree: Node | None, place: Place) -> None:
+        """Works out all that does not change from key to key, before the loop over the keys."""
+        for node in nodes(tree) if tree else ():
+            if not depends(node) & {"j", "score"} and len(node) > 1 and node[0] not in ("int", "integer", "number"):
+                self.vector(node, place)
+
+    def vector(self, node: Node, place: Place) -> Value:
+        """The value of a tree in every lane."""
+        if node not in place.known:
+            place.known[node] = self._vector(node, place)
+        return place.known[node]
+
+    def _vector(self, node: Node, place: Place) -> Value:
+        m, op = self.m, node[0]
+        if op == "score":
+            return place.score
+        if op == self.lanes:
+            return m.splat(getattr(place, op)) + m.lane()
+        if op == "number":
+            return m.splat(m.args[node[1]])
+        if op in ("b", "h", "i", "j", "int", "integer"):
+            return m.splat(self.scalar(node, place))
+        if op == "at":
+            return self._truth(self._element(node, place), self.kinds[node[1]])
+        if op == "where":
+            condition = self._boolean(node[1], place)
+            return m.select(condition, *self._alike(node[2:], place))
+        if op in REAL_ONLY:
+            return self._function(op, [self._real(x, place) for x in node[1:]])
+        operands = self._alike(node[1:], place)
+        return self._operation(op, operands, kind(node, self.kinds))
+
+    def _alike(self, operands: Sequence[Node], place: Place) -> list[Value]:
+        """Operands in their common kind."""
+        kinds = {kind(x, self.kinds) for x in operands}
+        if "real" in kinds:
+            return [self._real(x, place) for x in operands]
+        if "int" in kinds:
+            return [self.m.integers(self.vector(x, place)) for x in operands]
+        return [self.vector(x, place) for x in operands]
+
+    def _real(self, node: Node, place: Place) -> Value:
+        x = self.vector(node, place)
+        return x if kind(node, self.kinds) == "real" else self.m.floats(x)
+
+    def _boolean(self, node: Node, place: Place) -> Value:
+        x = self.vector(node, place)
+        return x if kind(node, self.kinds) == "bool" else x != 0
+
+    def _function(self, op: str, x: list[Value]) -> Value:
+        m = self.m
+        if op == "divide":
+            return x[0] / x[1]
+        if op == "sqrt":
+            return m.unary("sqrt", x[0])
+        if op == "sigmoid":
+            return m.splat(1.0) / (m.splat(1.0) + m.exp(-x[0]))
+        if op == "exp2":
+            return m.exp(x[0] * m.splat(0.6931471805599453))
+        return getattr(m, op)(x[0])
+
+    def _operation(self, op: str, x: list[Value], result: str) -> Value:
+        m = self.m
+        if op in COMPARISONS:
+            return {
+                "less": lambda: x[0] < x[1],
+                "less_equal": lambda: x[0] <= x[1],
+                "greater": lambda: x[0] > x[1],
+                "greater_equal": lambda: x[0] >= x[1],
+                "equal": lambda: x[0] == x[1],
+                "not_equal": lambda: x[0] != x[1],
+            }[op]()
+        if op in ("floor_divide", "remainder"):
+            quotient = self._floor_divide(x[0], x[1], result)
+            return quotient if op == "floor_divide" else x[0] - quotient * x[1]
+        return {
+            "add": lambda: x[0] + x[1],
+            "subtract": lambda: x[0] - x[1],
+            "multiply": lambda: x[0] * x[1],
+            "minimum": lambda: m.select(x[0] < x[1], x[0], x[1]),
+            "maximum": lambda: m.select(x[0] > x[1], x[0], x[1]),
+            "bitwise_and": lambda: x[0] & x[1],
+            "bitwise_or": lambda: x[0] | x[1],
+            "bitwise_xor": lambda: x[0] ^ x[1],
+            "negative": lambda: -x[0],
+            "invert": lambda: ~x[0],
+            "square": lambda: x[0] * x[0],
+            "absolute": lambda: m.unary("abs", x[0]),
+            "floor": lambda: m.unary("floor", x[0]) if result == "real" else x[0],
+        }[op]()
+
+    def _floor_divide(self, x: Value, y: Value, result: str) -> Value:
+        return self.m.unary("floor", x / y) if result == "real" else self.m.floor_divide(x, y)
+
+    def _truth(self, x: Value, element: str) -> Value:
+        return x != 0 if element == "bool" else x
+
+    def _element(self, node: Node, place: Place) -> Value:
+        """A vector of array elements, one a lane, each index held inside the array."""
+        m, a = self.m, self.operands[node[1]]
+        if self.lanes not in depends(node) and "score" not in depends(node):
+            x = m.get(self._address(node, place))
+            return m.splat(m.number(x) if a.element == "real" else x)
+        at = [m.args[a.name]] * m.lanes
+        for d, x in enumerate(node[2:]):
+            stride = m.args[f"{a.name}_s{d}"]
+            if self.lanes not in depends(x):
+                offset = self._index(a, d, x, place) * stride
+                at = [p + offset for p in at]
+            elif x == (self.lanes,):  # the last lanes of the last block stand beyond the end
+                start = getattr(place, self.lanes)
+                at = [p + m.min(start + lane, self.size - 1) * stride for lane, p in enumerate(at)]
+            else:
+                index = self.vector(x, place)
+                at = [p + self._inside(a, d, m.element(index, lane)) * stride for lane, p in enumerate(at)]
+        return m.gather(at)
+
+    def _address(self, node: Node, place: Place) -> Pointer:
+        a = self.operands[node[1]]
+        p = self.m.args[a.name]
+        for d, x in enumerate(node[2:]):
+            p = p + self._index(a, d, x, place) * self.m.args[f"{a.name}_s{d}"]
+        return p
+
+    def _index(self, a: Operand, d: int, node: Node, place: Place) -> Value:
+        x = self.scalar(node, place)
+        return (
+            x if node[0] in ("b", "h", "i", "j", "int") else self._inside(a, d, x)
+        )  # held against the shape beforehand
+
+    def _inside(self, a: Operand, d: int, x: Value) -> Value:
+        """Negative indices count from the end, as everywhere in Python; none leaves the array."""
+        m, n = self.m, self.m.args[f"{a.name}_n{d}"]
+        x = m.select(x < 0, x + n, x)
+        return m.max(m.scalar(0), m.min(x, n - 1))
+
+    def scalar(self, node: Node, place: Place) -> Value:
+        """The value of a tree of integers that is the same in every lane."""
+        m, op = self.m, node[0]
+        if op == "int":
+            return m.scalar(node[1])
+        if op == "integer":
+            return m.args[node[1]]
+        if op in ("b", "h", "i", "j"):
+            return getattr(place, op)
+        if op == "at" and self.kinds[node[1]] == "int":
+            return m.get(self._address(node, place))
+        if op in ("add", "subtract", "multiply", "minimum", "maximum", "floor_divide", "remainder"):
+            x, y = (self.scalar(z, place) for z in node[1:])
+            return self._operation(op, [x, y], "int")
+        return m.element(self.m.integers(self.vector(node, place)), 0)

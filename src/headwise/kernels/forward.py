@@ -1,0 +1,463 @@
+"""Fused attention, queries along the lanes: S^T = K Q^T, softmax down the columns, O^T = V^T P^T, over blocks of keys.
+
+Letters: B H L S D Dv as everywhere; n lanes, QB = n * width queries in a block, KB keys in a block. Scratch memory
+holds, for each of a task's blocks of queries, Qt [D, QB], Ot [Dv, QB], and for each query the largest score M and
+the sum of weights W (Milakov and Gimelshein, 2018; Rabe and Staats, 2021; Dao et al., 2022).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules
+from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Value
+from headwise.kernels.trace import Node
+
+KB = 128  # keys in a block
+
+
+@dataclass(frozen=True)
+class Forward:
+    """All that a forward kernel is specialised to."""
+
+    dtype: str  # of q, k, v and out: f32 f64 bf16 f16
+    D: int
+    Dv: int
+    width: int  # vectors of queries in a block
+    natural: bool  # scores are multiplied by scale when they are made; otherwise inside the exponential
+    spans: bool  # a table says which keys each block of queries sees
+    rules: Rules = NO_RULES
+    sinks: str = ""  # the kind of their elements, or "" where there are none
+    gate: str = ""
+    lse: bool = True
+    dropout: bool = False
+
+    name = "forward"
+
+    @property
+    def real(self) -> str:
+        return "f64" if self.dtype == "f64" else "f32"
+
+    def pair(self, geometry: Geometry) -> bool:
+        return geometry.dots and self.dtype == "bf16"
+
+    def signature(self) -> list[tuple[str, str]]:
+        pointers = [("q", self.dtype), ("k", self.dtype), ("v", self.dtype), ("out", self.dtype), ("lse", self.real)]
+        pointers += [("spans", "i64"), ("sinks", self.sinks or "f32"), ("gate", self.gate or "f32")]
+        return [
+            ("scratch", "*scratch"),
+            *((x, f"*{kind}") for x, kind in pointers),
+            *((x, "i64") for x in INTEGERS),
+            *((x, "f64") for x in ("scale", "unit", "natural", "factor")),
+            *self.rules.signature(),
+        ]
+
+    def scratch(self, geometry: Geometry, blocks: int) -> int:
+        """Numbers of scratch memory for a task of so many blocks of queries."""
+        return Layout(self, geometry.lanes(self.real), self.pair(geometry)).size(blocks)
+
+    def program(self, m: Machine) -> None:
+        _Program(m, self).run()
+
+
+INTEGERS = (
+    *("heads", "group", "queries", "keys", "first", "blocks", "blocks_a_task", "seed", "threshold"),
+    *(f"{x}_{axis}" for x in "qkvo" for axis in "bhl"),
+    *("lse_b", "lse_h", "spans_b", "gate_b"),
+)
+
+
+def block_width(geometry: Geometry) -> int:
+    """Vectors of queries in a block."""
+    return 4 if geometry.registers == 32 else 3
+
+
+def rows_in_registers(registers: int, width: int) -> int:
+    """Rows of a product's tile: sums, one row of vectors and one broadcast number stay in registers."""
+    return max(1, min(8, (registers - width - 1) // width))
+
+
+class Layout:
+    """Where things lie in scratch memory, in numbers."""
+
+    def __init__(self, s: Forward, n: int, pair: bool) -> None:
+        def up(x: int, step: int) -> int:
+            return -(-x // step) * step
+
+        self.QB = n * s.width
+        self.words = -(-s.D // 2) if pair else s.D
+        self.k_stride, self.v_stride = up(self.words, n), up(s.Dv, n)
+        self.packed = s.dtype != s.real
+        self.at: dict[str, int] = {}
+        self.shared = 0
+        tiles = len(Adjuster.tiles_of(s.rules.change)) + len(Adjuster.tiles_of(s.rules.visible))
+        for name, size in (
+            ("S", (KB + 8) * self.QB),
+            ("alpha", self.QB),
+            ("line", n),
+            ("K", KB * self.k_stride if self.packed else 0),
+            ("V", KB * self.v_stride if self.packed or s.rules.visible else 0),
+            ("tiles", tiles * KB * n),
+        ):
+            self.at[name] = self.shared
+            self.shared += up(size, 16)
+        self.state = {"Q": 0, "O": self.words * self.QB, "M": (self.words + s.Dv) * self.QB}
+        self.state["W"] = self.state["M"] + self.QB
+        self.state_size = up(self.state["W"] + self.QB, 16)
+
+    def size(self, blocks: int) -> int:
+        return self.shared + blocks * self.state_size
+
+
+class Keys(NamedTuple):
+    """A head's keys and values, and which of them are at hand in one block."""
+
+    k: Pointer
+    v: Pointer
+    first: Value
+    count: Value
+
+
+class _Program:
+    def __init__(self, m: Machine, s: Forward) -> None:
+        self.m, self.s, self.A = m, s, m.args
+        self.change, self.visible = s.rules.change, s.rules.visible
+        self.n, self.nv, self.pair = m.lanes, s.width, m.pair
+        self.each = 2 if m.pair else 1  # keys or widths in a word
+        self.layout = Layout(s, self.n, self.pair)
+        self.QB, self.words, self.packed = self.layout.QB, self.layout.words, self.layout.packed
+        self.rows = rows_in_registers(m.registers, s.width)
+        ws = self.A["scratch"]
+        self.S, self.alpha, self.line = (ws + self.layout.at[x] for x in ("S", "alpha", "line"))
+        self.K, self.V = ws + self.layout.at["K"], ws + self.layout.at["V"]
+        self.zero, self.lowest = m.splat(0.0), m.splat(LOWEST[m.real])
+        self.unit, self.scale = m.splat(self.A["unit"]), m.splat(self.A["scale"])
+        self.adjuster = Adjuster(m, s.rules.operands, "i", self.A["queries"])
+        self.degree = 11 if m.real == "f64" else 5 if s.dtype == "f32" else 3 if self.pair else 4
+
+    def run(self) -> None:
+        m, A = self.m, self.A
+        step = A["blocks_a_task"]
+        tasks_a_head = (A["blocks"] + step - 1) // step
+        for t in m.tasks():
+            head = t // tasks_a_head
+            b, h = head // A["heads"], head % A["heads"]
+            first = (tasks_a_head - 1 - t % tasks_a_head) * step  # a causal head's longest rows come first
+            self.task(b, h, first, m.min(step, A["blocks"] - first))
+
+    def task(self, b: Value, h: Value, first: Value, blocks: Value) -> None:
+        """Blocks of queries first ... first + blocks of head h: they share what is prepared of each block of keys."""
+        m, A = self.m, self.A
+        kh = h // A["group"]
+        q = A["q"] + (b * A["q_b"] + h * A["q_h"])
+        k = A["k"] + (b * A["k_b"] + kh * A["k_h"])
+        v = A["v"] + (b * A["v_b"] + kh * A["v_h"])
+        start, stop = m.var(A["keys"]), m.var(m.scalar(0))
+        for block in m.range(0, blocks):
+            i0 = A["first"] + (first + block) * self.QB
+            self.load_queries(q + i0 * A["q_l"], m.min(self.QB, A["queries"] - i0), h, self.state(block))
+            lo, hi, _, _ = self.span(b, first + block)
+            start.v, stop.v = m.min(start.v, lo), m.max(stop.v, hi)
+        for j in m.range(start.v // 2 * 2 if self.pair else start.v, stop.v, KB):
+            nk = m.min(KB, stop.v - j)
+            if self.packed:
+                self.pack(Keys(k, v, j, nk))
+            for block in m.range(0, blocks):
+                lo, hi, whole_lo, whole_hi = self.span(b, first + block)
+                if self.pair:  # values lie in pairs: where a span begins or ends within one, the mask hides the other
+                    lo, hi = lo // 2 * 2, (hi + 1) // 2 * 2
+                lo, hi = m.max(lo, j), m.min(hi, j + nk)
+                for _ in m.when(lo < hi):
+                    part = m.select((lo < whole_lo) | (hi > whole_hi), m.scalar(1), m.scalar(0))
+                    i0 = A["first"] + (first + block) * self.QB
+                    self.block(Place(b, h, i0, lo), Keys(k, v, j, nk), hi - lo, part, self.state(block))
+        for block in m.range(0, blocks):
+            i0 = A["first"] + (first + block) * self.QB
+            self.store_output(b, h, i0, m.min(self.QB, A["queries"] - i0), self.state(block))
+
+    def state(self, block: Value) -> dict[str, Pointer]:
+        base = self.A["scratch"] + (block * self.layout.state_size + self.layout.shared)
+        return {name: base + at for name, at in self.layout.state.items()}
+
+    def span(self, b: Value, block: Value) -> tuple[Value, Value, Value, Value]:
+        """Keys seen by any query of a block: start, stop; seen by all: whole start, whole stop."""
+        m, A = self.m, self.A
+        if self.s.spans:
+            at = A["spans"] + (b * A["spans_b"] + block * 4)
+            lo, hi, whole_lo, whole_hi = (m.get(at + x) for x in range(4))
+            return lo, hi, whole_lo, whole_hi
+        whole = m.scalar(0) if self.visible else A["keys"]
+        return m.scalar(0), A["keys"], m.scalar(0), whole
+
+    def load_queries(self, q: Pointer, nq: Value, h: Value, at: dict[str, Pointer]) -> None:
+        """Qt[d, :] = Q[:, d]; no keys seen yet."""
+        m, n = self.m, self.n
+        for v in m.range(0, self.nv):
+            for d, part in m.pieces(self.s.D, n * self.each):
+                rows = [m.load_words(q + (m.min(nq - 1, v * n + lane) * self.A["q_l"] + d), part) for lane in range(n)]
+                words = -(-part // self.each)
+                m.store_block(
+                    [[r] for r in m.transpose(rows)[:words]], at["Q"] + (d // self.each * self.QB + v * n), self.QB
+                )
+        for d in m.range(0, self.s.Dv):
+            m.store_block([[self.zero] * self.nv], at["O"] + d * self.QB, self.QB)
+        top, weight = self.lowest, self.zero
+        if self.s.sinks:  # one more logit, seen before all keys
+            sink = m.splat(m.number(m.get(self.A["sinks"] + h)))
+            top = m.max(self.lowest, sink)
+            weight = m.select(sink == top, m.splat(1.0), self.zero)
+            top = m.select(sink == sink, top, sink)
+        m.store_block([[top] * self.nv, [weight] * self.nv], at["M"], self.QB)
+
+    def pack(self, keys: Keys) -> None:
+        """A block of narrow keys and values as what the products read: numbers, or words of pairs."""
+        m, n, A, nk = self.m, self.n, self.A, keys.count
+        k, v = keys.k + keys.first * A["k_l"], keys.v + keys.first * A["v_l"]
+        for j in m.range(0, nk):
+            for d, part in m.pieces(self.s.D, n * self.each):
+                m.store(
+                    m.load_words(k + (j * A["k_l"] + d), part), self.K + (j * self.layout.k_stride + d // self.each)
+                )
+        if self.pair:
+            for j in m.range(0, nk // 2):
+                self.zip(v + j * 2 * A["v_l"], v + (j * 2 + 1) * A["v_l"], j)
+            for _ in m.when(nk % 2 > 0):
+                self.zip(v + (nk - 1) * A["v_l"], None, nk // 2)
+        else:
+            for j in m.range(0, nk):
+                for d, part in m.pieces(self.s.Dv, n):
+                    m.store(m.load(v + (j * A["v_l"] + d), part), self.V + (j * self.layout.v_stride + d))
+
+    def zip(self, p: Pointer, q: Pointer | None, j: Value) -> None:
+        for d, part in self.m.pieces(self.s.Dv, self.n):
+            words = self.m.zip(p + d, None if q is None else q + d, part)
+            self.m.store(words, self.V + (j * self.layout.v_stride + d))
+
+    def block(self, place: Place, keys: Keys, nk: Value, part: Value, at: dict[str, Pointer]) -> None:
+        """Keys place.j ... place.j + nk for the block of queries at place.i; part: 1 if some are hidden from some,
+        else 0.
+        """
+        m = self.m
+        m.store_block(m.load_block(at["M"], self.QB, 1, self.nv), self.alpha, self.QB)
+        if self.packed:
+            row = place.j - keys.first
+            k, k_stride = self.K + row * self.layout.k_stride, m.scalar(self.layout.k_stride)
+            v, v_stride = self.V + row // self.each * self.layout.v_stride, m.scalar(self.layout.v_stride)
+        else:
+            k, k_stride = keys.k + place.j * self.A["k_l"], self.A["k_l"]
+            v, v_stride = keys.v + place.j * self.A["v_l"], self.A["v_l"]
+        self.scores(k, k_stride, v, v_stride, nk, part, at)
+        if self.visible and self.change:
+            for masked in m.either(part == 1):
+                self.adjust(place, nk, masked, at)
+        elif self.visible:
+            for _ in m.when(part == 1):
+                self.adjust(place, nk, True, at)
+        elif self.change:
+            self.adjust(place, nk, False, at)
+        self.softmax(place, nk, at)
+        if not self.visible:
+            self.weigh(v, v_stride, nk, at)
+            return
+        # A hidden NaN or inf times a weight of 0 would be NaN: such values are set to 0 and added afterwards where
+        # they are seen.
+        own = keys.v + place.j * self.A["v_l"]
+        bad = m.var(m.scalar(0))
+        for _ in m.when(part == 1):
+            bad.v = self.not_finite(own, nk)
+        source, stride = m.var(v), m.var(v_stride)
+        for _ in m.when(bad.v == 1):
+            self.copy_finite(own, nk)
+            source.v, stride.v = self.V, m.scalar(self.layout.v_stride)
+        self.weigh(source.v, stride.v, nk, at)
+        for _ in m.when(bad.v == 1):
+            self.add_not_finite(own, nk, at)
+            if self.packed:
+                self.pack(keys)
+
+    def scores(
+        self, k: Pointer, k_stride: Value, v: Pointer, v_stride: Value, nk: Value, part: Value, at: dict[str, Pointer]
+    ) -> None:
+        """S[j, :] = K[j] . Q; their maximum over j too, unless they are still to be adjusted."""
+        m, rows, s = self.m, self.rows, self.s
+        line = 64 // KINDS[s.dtype]
+        for j in m.range(0, nk, rows):
+            places = [k + m.min(nk - 1, j + r) * k_stride for r in range(rows)]  # past the end: the last key again
+            if not self.packed:
+                for r in range(rows):
+                    for d in range(0, min(s.D, 8 * line), line):
+                        m.prefetch(places[r] + (k_stride * rows + d))
+                    for d in range(0, min(s.Dv, 8 * line), line):
+                        m.prefetch(v + ((j + r) * v_stride + d))
+            found = self.tile(places, at["Q"])
+            if s.natural:
+                found = [[x * self.scale for x in row] for row in found]
+            m.store_block(found, self.S + j * self.QB, self.QB)
+            if not self.change:
+                for _ in m.when(part == 0):
+                    self.raise_top(found, at["M"])
+
+    def tile(self, places: list[Pointer], Q: Pointer) -> Block:
+        """A few keys' products with all queries."""
+        m = self.m
+        acc = m.variables([[self.zero] * self.nv for _ in places])
+        m.matmul(acc, lambda r, d: places[r] + d, lambda d: Q + d * self.QB, 0, self.words, 2 - self.words % 2)
+        return m.values(acc)
+
+    def raise_top(self, rows: Block, M: Pointer) -> None:
+        for u in range(self.nv):
+            top = self.m.load(M + u * self.n)
+            for row in rows:
+                top = self.m.max(row[u], top)
+            self.m.store(top, M + u * self.n)
+
+    def adjust(self, block: Place, nk: Value, masked: bool, at: dict[str, Pointer]) -> None:
+        """S := what softcap, score_mod, bias and mask make of it, -inf where hidden; and its maximum over j."""
+        m, n, adjuster = self.m, self.n, self.adjuster
+        trees = [x for x in (self.change, self.visible if masked else None) if x]
+        tiles = [x for tree in trees for x in adjuster.tiles_of(tree)]
+        for v in m.range(0, self.nv):
+            place = block.at(i=block.i + v * n)
+            fetched: list[tuple[Node, Pointer]] = []
+            for node in tiles:
+                where = (self.A["scratch"] + (self.layout.at["tiles"] + len(fetched) * KB * n)).to(
+                    adjuster.kept_as(node)
+                )
+                adjuster.fetch(node, place, nk, where)
+                fetched.append((node, where))
+            for tree in trees:
+                adjuster.prepare(tree, place)
+            top = m.var(m.load(at["M"] + v * n))
+            for j in m.range(0, nk):
+                here = self.S + (j * self.QB + v * n)
+                x = m.load(here)
+                one = place.at(j=block.j + j, score=x)
+                for node, where in fetched:
+                    one.known[node] = adjuster.fetched(node, where + j * n)
+                if self.change:
+                    x = adjuster.vector(self.change, one)
+                if masked and self.visible:
+                    x = m.select(adjuster.vector(self.visible, one), x, -m.splat(float("inf")))
+                m.store(x, here)
+                top.v = m.max(x, top.v)
+            m.store(top.v, at["M"] + v * n)
+
+    def softmax(self, block: Place, nk: Value, at: dict[str, Pointer]) -> None:
+        """S := P = 2^((S - M) unit); their sum; alpha = what earlier sums and outputs shrink by."""
+        m, n, QB = self.m, self.n, self.QB
+        for _ in m.when(nk % 2 > 0):
+            m.store_block([[-m.splat(float("inf"))] * self.nv], self.S + nk * QB, QB)
+        for v in m.range(0, self.nv):
+            top = m.load(at["M"] + v * n)
+            alpha = m.exp2((m.load(self.alpha + v * n) - top) * self.unit, PRECISE[m.real])
+            m.store(alpha, self.alpha + v * n)
+            sums = [m.var(m.load(at["W"] + v * n) * alpha), m.var(self.zero)]
+            row = self.dropout_row(block, v * n) if self.s.dropout else None
+            for j in m.range(0, nk, 2):
+                here = self.S + (j * QB + v * n)
+                p = [m.exp2((m.load(here + r * QB) - top) * self.unit, self.degree) for r in (0, 1)]
+                for x, y in zip(sums, p, strict=True):
+                    x.v = x.v + y
+                if row is not None:
+                    threshold = m.splat(self.A["threshold"])
+                    p = [
+                        m.select(m.keep(row, m.splat(block.j + j + r), threshold), x, self.zero)
+                        for r, x in enumerate(p)
+                    ]
+                if self.pair:
+                    m.store(m.pack(*p), self.S + (j // 2 * QB + v * n))
+                else:
+                    m.store(p[0], here)
+                    m.store(p[1], here + QB)
+            m.store(sums[0].v + sums[1].v, at["W"] + v * n)
+
+    def dropout_row(self, block: Place, i: Value) -> Value:
+        A, m = self.A, self.m
+        return m.dropout_row(
+            m.splat((block.b * A["heads"] + block.h) * A["queries"] + block.i + i) + m.lane(), A["seed"]
+        )
+
+    def weigh(self, v: Pointer, v_stride: Value, nk: Value, at: dict[str, Pointer]) -> None:
+        """O[d, :] = alpha O[d, :] + sum_j V[j, d] P[j, :]."""
+        m, QB = self.m, self.QB
+        steps = (nk + (self.each - 1)) // self.each
+        for d, rows in m.pieces(self.s.Dv, self.rows):
+            o = at["O"] + d * QB
+            (alpha,) = m.load_block(self.alpha, QB, 1, self.nv)
+            acc = m.variables(
+                [[x * y for x, y in zip(row, alpha, strict=True)] for row in m.load_block(o, QB, rows, self.nv)]
+            )
+            m.matmul(acc, lambda r, j, d=d: v + (j * v_stride + d + r), lambda j: self.S + j * QB, 0, steps)  # type: ignore[misc]
+            m.store_block(m.values(acc), o, QB)
+
+    def not_finite(self, v: Pointer, nk: Value) -> Value:
+        """1 if a value is NaN or infinite, else 0."""
+        m = self.m
+        found = m.var(self.zero)
+        for j in m.range(0, nk):
+            for d, part in m.pieces(self.s.Dv, self.n):
+                found.v = m.fma(m.load(v + (j * self.A["v_l"] + d), part), self.zero, found.v)
+        total = m.fold(lambda x, y: x + y, found.v)
+        return m.select(total == total, m.scalar(0), m.scalar(1))
+
+    def copy_finite(self, v: Pointer, nk: Value) -> None:
+        """V := the values, 0 where they are not finite."""
+        m, A = self.m, self.A
+
+        def finite(j: Value, d: Value, part: int) -> Value:
+            x = m.load(v + (j * A["v_l"] + d), part)
+            return m.select(x - x == self.zero, x, self.zero)
+
+        for d, part in m.pieces(self.s.Dv, self.n):
+            if not self.pair:
+                for j in m.range(0, nk):
+                    m.store(finite(j, d, part), self.V + (j * self.layout.v_stride + d))
+                continue
+            for j in m.range(0, (nk + 1) // 2):
+                for whole in m.either(j * 2 + 1 < nk):
+                    second = finite(j * 2 + 1, d, part) if whole else self.zero
+                    m.store(m.pack(finite(j * 2, d, part), second), self.V + (j * self.layout.v_stride + d))
+
+    def add_not_finite(self, v: Pointer, nk: Value, at: dict[str, Pointer]) -> None:
+        """O[d, i] += P[j, i] V[j, d] where V is not finite and i sees j."""
+        m, n, QB = self.m, self.n, self.QB
+        for j in m.range(0, nk):
+            for d in m.range(0, self.s.Dv):
+                x = m.number(m.get(v + (j * self.A["v_l"] + d)))
+                for _ in m.when(x - x != m.number(0.0)):
+                    for u in m.range(0, self.nv):
+                        p = self.weight(j, u)
+                        o = at["O"] + (d * QB + u * n)
+                        m.store(m.load(o) + m.select(p > self.zero, p * m.splat(x), self.zero), o)
+
+    def weight(self, j: Value, u: Value) -> Value:
+        """P[j, u-th vector]."""
+        m, at = self.m, self.S + (j // self.each * self.QB + u * self.n)
+        if not self.pair:
+            return m.load(at)
+        words = m.bits(m.load(at))
+        odd = m.splat(j % 2) == 1
+        return m.bits(m.select(odd, words & m.splat(m.scalar(-65536)), words << 16))
+
+    def store_output(self, b: Value, h: Value, i0: Value, nq: Value, at: dict[str, Pointer]) -> None:
+        """out[i, d] = O[d, i] / W[i]; lse[i] = log W[i] + M[i]; 0 and -inf where no key was seen."""
+        m, n, A, s = self.m, self.n, self.A, self.s
+        o = A["out"] + (b * A["o_b"] + h * A["o_h"] + i0 * A["o_l"])
+        factor = m.splat(A["factor"])
+        if s.gate:
+            factor = factor * m.splat(m.number(m.get(A["gate"] + (b * A["gate_b"] + h))))
+        for v in m.range(0, self.nv):
+            weight = m.load(at["W"] + v * n)
+            shrink = m.select(weight == self.zero, self.zero, factor / weight)
+            for d, part in m.pieces(s.Dv, n):
+                found = [m.load(at["O"] + ((d + r) * self.QB + v * n)) * shrink for r in range(part)]
+                rows = m.transpose(found + [self.zero] * (n - part))
+                for lane in reversed(range(n)):  # a row past the end lands on the last, which comes after it
+                    m.store(rows[lane], o + (m.min(nq - 1, v * n + lane) * A["o_l"] + d), part)
+            if s.lse:
+                log = m.fma(m.load(at["M"] + v * n), m.splat(A["natural"]), m.log(weight))
+                m.store(m.select(weight == self.zero, -m.splat(float("inf")), log), self.line)
+                here = A["lse"] + (b * A["lse_b"] + h * A["lse_h"] + i0 + v * n)
+                for lane in m.range(0, m.min(n, nq - v * n)):
+                    m.put(m.get(self.line + lane), here + lane)

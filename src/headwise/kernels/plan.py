@@ -1,0 +1,299 @@
+"""Which kernels one problem runs, with which arguments: made once for its sizes, strides and options, then kept.
+
+What is left to do for a call is to put addresses into a copy of the arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import threading
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headwise.kernels import jit, llvm, masking, threads
+from headwise.kernels.adjust import NO_RULES, Rules
+from headwise.kernels.decode import Combine, Decode, rows_at_once
+from headwise.kernels.forward import KB, Forward, block_width
+from headwise.kernels.tile import KINDS, LOG2E, Geometry
+from headwise.shapes import Sizes
+
+ALONE = 3e6  # operations below which waking a worker costs more than it saves
+A_WHILE = 2e10  # operations after which Python gets to look for Ctrl-C, some tenths of a second
+PIECES = 32  # into how many pieces the keys of a decoding step are cut, all heads together
+
+
+class Problem(NamedTuple):
+    """What a plan depends on. The strides of q, k and v [b, h, l, ...] are multiples of `step`, which is one
+    element.
+    """
+
+    sizes: Sizes
+    dtype: str
+    step: int
+    q: tuple[int, ...]
+    k: tuple[int, ...]
+    v: tuple[int, ...]
+    scale: float
+    rules: Rules = NO_RULES
+    sinks: str = ""  # the kind of their elements, or ""
+    gate: str = ""
+    gate_b: int = 0  # stride from one batch entry to the next
+    dropout: bool = False
+
+
+@dataclass
+class Call:
+    """What differs from call to call beside the addresses of q, k, v, out and lse."""
+
+    mask: Any = None
+    arrays: Sequence[tuple[int, ...]] = ()  # address, strides, sizes
+    integers: Sequence[int] = ()
+    numbers: Sequence[float] = ()
+    sinks: int = 0
+    gate: int = 0
+    factor: float = 1.0
+    threshold: int = 0
+    seed: int = 0
+
+
+PLAIN = Call()
+
+
+@dataclass
+class Launch:
+    """One kernel over all its tasks."""
+
+    function: int
+    slots: dict[str, int]
+    arguments: array[int]
+    tasks: int
+    scratch: int  # bytes a worker
+    first: int = 0  # queries
+    blocks: int = 1
+    size: int = 0  # of a block
+    spans: dict[Any, Any] = field(default_factory=dict)
+
+
+class Plan:
+    """The launches of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        sizes = problem.sizes
+        self.sizes = sizes
+        self.geometry = llvm.chosen()
+        self.operations = 2 * sizes.B * sizes.H * sizes.L * max(sizes.S, 1) * (sizes.D + sizes.Dv)
+        natural = bool(problem.rules.change or problem.sinks) or problem.scale <= 0
+        self.masked = problem.rules.visible is not None
+        self.partial = 0  # numbers that a decoding step's pieces leave behind
+        common = Common(problem, natural, self.geometry)
+        self.steps = decoding(common) if decodes(sizes) else [forwarding(common)]
+        if decodes(sizes):
+            self.partial = common.values["chunks"] * sizes.B * sizes.Hkv * common.values["piece"]
+        self.scratch = max(-(-x.scratch // 64) * 64 for step in self.steps for x in step)
+
+    def run(self, addresses: Sequence[int], call: Call) -> None:
+        """addresses: of q, k, v, out and lse."""
+        number = 1 if self.operations < ALONE else threads.get_num_threads()
+        scratch = _scratch(self.scratch * number + self.partial * 8)
+        partial = scratch + self.scratch * number
+        pointers = array("q", addresses)
+        for step in self.steps:
+            job = array("q", [len(step)])
+            alive: list[Any] = []
+            for launch in step:
+                arguments = launch.arguments[:]
+                arguments[1:6] = pointers
+                if call is not PLAIN:
+                    _fill(arguments, launch.slots, call)
+                if self.masked and launch.size:
+                    table, per_batch = self._table(launch, call.mask)
+                    at = launch.slots["spans"]
+                    arguments[at], arguments[launch.slots["spans_b"]] = table.__array_interface__["data"][0], per_batch
+                    alive.append(table)
+                if self.partial:
+                    arguments[launch.slots["partial"]] = partial
+                alive.append(arguments)
+                job.extend((launch.function, arguments.buffer_info()[0], 0, launch.tasks, scratch, self.scratch))
+            if self.operations <= A_WHILE:
+                threads.run(job.buffer_info()[0], number)
+                continue
+            for n, launch in enumerate(step):  # a while at a time
+                one = array("q", [1, *job[1 + 6 * n : 7 + 6 * n]])
+                few = max(number, int(launch.tasks * A_WHILE / self.operations))
+                for done in range(0, launch.tasks, few):
+                    one[3], one[4] = done, min(done + few, launch.tasks)
+                    threads.run(one.buffer_info()[0], number)
+
+    def _table(self, launch: Launch, mask: Any) -> tuple[np.ndarray, int]:
+        """Which keys each block of queries sees [B or 1, blocks, 4], and the stride from one batch entry to the
+        next.
+        """
+        key = masking.key(mask)
+        found = launch.spans.get(key) if key is not None else None
+        if found is None:
+            i0 = launch.first + np.arange(launch.blocks) * launch.size
+            spans = masking.spans(mask, self.sizes, i0, np.minimum(i0 + launch.size, self.sizes.L))
+            table = np.ascontiguousarray(np.stack(np.broadcast_arrays(*spans), -1), np.int64)
+            found = table, 0 if len(table) == 1 else table.strides[0] // 8
+            if key is not None and len(launch.spans) < 256:
+                launch.spans[key] = found
+        return found
+
+
+def _elements(problem: Problem, name: str) -> list[int]:
+    return [n // problem.step for n in getattr(problem, name)]
+
+
+class Common:
+    """What the launches of a problem share."""
+
+    def __init__(self, problem: Problem, natural: bool, geometry: Geometry) -> None:
+        self.problem, self.natural, self.geometry = problem, natural, geometry
+        sizes, scale = problem.sizes, problem.scale
+        H, L, Dv = sizes.H, sizes.L, sizes.Dv
+        self.real = "f64" if problem.dtype == "f64" else "f32"
+        self.values: dict[str, Any] = {
+            "heads": H,
+            "group": max(sizes.group, 1),
+            "queries": L,
+            "keys": sizes.S,
+            "gate_b": problem.gate_b,
+            **{f"{x}_{axis}": n for x in "qkv" for axis, n in zip("bhl", _elements(problem, x), strict=False)},
+            "o_b": H * L * Dv,
+            "o_h": L * Dv,
+            "o_l": Dv,
+            "lse_b": H * L,
+            "lse_h": L,
+            "scale": scale,
+            "unit": LOG2E if natural else scale * LOG2E,
+            "natural": 1.0 if natural else scale,
+            "factor": 1.0,
+        }
+
+    def launch(self, spec: Any, tasks: int, scratch: int, **values: int) -> Launch:
+        signature = spec.signature()
+        packed = b"".join(
+            struct.pack("d" if kind == "f64" else "q", {**self.values, **values}.get(name, 0))
+            for name, kind in signature
+        )
+        slots = {name: n for n, (name, _) in enumerate(signature)}
+        function = jit.function(spec, self.geometry)
+        return Launch(function, slots, array("q", packed), tasks, scratch * KINDS[self.real])
+
+
+def forwarding(c: Common) -> list[Launch]:
+    """Whole blocks of queries, and one for those that are left."""
+    p, sizes = c.problem, c.problem.sizes
+    n, width = c.geometry.lanes(c.real), block_width(c.geometry)
+    spec = Forward(
+        p.dtype,
+        sizes.D,
+        sizes.Dv,
+        width,
+        c.natural,
+        p.rules.visible is not None,
+        p.rules,
+        p.sinks,
+        p.gate,
+        dropout=p.dropout,
+    )
+    launches = []
+    whole = sizes.L // (n * width)
+    rest = sizes.L - whole * n * width
+    for w, blocks, first in ((width, whole, 0), (-(-rest // n), 1, whole * n * width)):
+        if not w or not blocks:
+            continue
+        one = replace(spec, width=w)
+        step = _blocks_a_task(blocks, sizes)
+        tasks = sizes.B * sizes.H * -(-blocks // step)
+        launch = c.launch(one, tasks, one.scratch(c.geometry, step), first=first, blocks=blocks, blocks_a_task=step)
+        launch.first, launch.blocks, launch.size = first, blocks, n * w
+        launches.append(launch)
+    return launches
+
+
+def _blocks_a_task(blocks: int, sizes: Sizes) -> int:
+    """Blocks of queries that share what is prepared of the keys; fewer where there would be too few tasks for the
+    threads.
+    """
+    return max(1, min(4, blocks * sizes.B * sizes.H // 16))
+
+
+def decodes(sizes: Sizes) -> bool:
+    """Whether queries are too few to fill vectors with: then widths and keys do."""
+    rows = sizes.L * sizes.group
+    few_tasks = sizes.B * sizes.H < 8 and sizes.S >= 1024
+    return sizes.L <= 16 and sizes.S > 0 and (rows < 8 or (rows <= 64 and few_tasks))
+
+
+def decoding(c: Common) -> list[list[Launch]]:
+    """Pieces of the keys, then what they amount to. The cut depends on the sizes alone, so that the bits do too."""
+    p, sizes = c.problem, c.problem.sizes
+    pairs = sizes.B * sizes.Hkv
+    chunks = max(1, min(-(-PIECES // pairs), sizes.S // (2 * KB)))
+    chunk = -(-sizes.S // (chunks * KB)) * KB
+    chunks = -(-sizes.S // chunk)
+    rows = sizes.L * sizes.group
+    spec = Decode(
+        p.dtype, sizes.D, sizes.Dv, rows_at_once(rows), c.natural, p.rules.visible is not None, p.rules, p.dropout
+    )
+    piece = rows * (-(-sizes.Dv // c.geometry.lanes(c.real)) * c.geometry.lanes(c.real) + 2)
+    c.values |= {"key_heads": sizes.Hkv, "chunks": chunks, "chunk": chunk, "rows": rows, "piece": piece}
+    split = c.launch(spec, pairs * chunks, spec.scratch(c.geometry, rows))
+    split.size = sizes.L
+    combine = Combine(p.dtype, sizes.Dv, p.sinks, p.gate)
+    return [[split], [c.launch(combine, sizes.B * sizes.H * sizes.L, combine.scratch(c.geometry))]]
+
+
+def _fill(arguments: array[int], slots: dict[str, int], call: Call) -> None:
+    for name in ("sinks", "gate", "seed", "threshold"):
+        if name in slots:
+            arguments[slots[name]] = getattr(call, name)
+    if "factor" in slots:
+        arguments[slots["factor"]] = _bits(call.factor)
+    for n, words in enumerate(call.arrays):
+        at = slots.get(f"a{n}")
+        if at is not None:
+            arguments[at : at + len(words)] = array("q", words)
+    for n, w in enumerate(call.integers):
+        if f"w{n}" in slots:
+            arguments[slots[f"w{n}"]] = w
+    for n, f in enumerate(call.numbers):
+        if f"n{n}" in slots:
+            arguments[slots[f"n{n}"]] = _bits(f)
+
+
+def _bits(x: float) -> int:
+    return int(struct.unpack("q", struct.pack("d", x))[0])
+
+
+@functools.lru_cache(4096)
+def _plan(problem: Problem, isa: str) -> Plan:
+    return Plan(problem)
+
+
+def plan(problem: Problem) -> Plan:
+    return _plan(problem, llvm.chosen().isa)
+
+
+class _Memory(threading.local):
+    held: Any = None
+    size = 0
+    address = 0
+
+
+_memory = _Memory()
+
+
+def _scratch(size: int) -> int:
+    """Memory of this Python thread's own, at a multiple of 64."""
+    if _memory.size < size:
+        _memory.held = np.empty(size + 64, np.uint8)
+        _memory.size = size
+        _memory.address = (_memory.held.__array_interface__["data"][0] + 63) // 64 * 64
+    return _memory.address

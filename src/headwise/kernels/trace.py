@@ -1,0 +1,348 @@
+"""A user's function of (score, b, h, i, j), run once on stand-ins that write down what is done to them.
+
+What is written down is a tree of tuples: ("score",) ("b",) ("h",) ("i",) ("j",), ("int", 3), ("integer", "w0") and
+("number", "n0") (given at run time), ("at", "a0", indices...) (an element of an array given at run time) and
+(operation, operands...).
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Node = tuple[Any, ...]
+SCORE, B, H, I, J = ((x,) for x in ("score", "b", "h", "i", "j"))
+
+COMPARISONS = {"less", "less_equal", "greater", "greater_equal", "equal", "not_equal"}
+REAL_ONLY = {"divide", "exp", "exp2", "log", "tanh", "sqrt", "sigmoid"}
+ARITHMETIC = {"add", "subtract", "multiply", "floor_divide", "remainder", "minimum", "maximum"}
+LOGIC = {"bitwise_and", "bitwise_or", "bitwise_xor"}
+# What other libraries call the operations above.
+SYNONYMS = {
+    "true_divide": "divide",
+    "div": "divide",
+    "sub": "subtract",
+    "mul": "multiply",
+    "eq": "equal",
+    "ne": "not_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+    "neg": "negative",
+    "abs": "absolute",
+    "logical_and": "bitwise_and",
+    "logical_or": "bitwise_or",
+    "logical_not": "invert",
+    "logical_xor": "bitwise_xor",
+    "bitwise_not": "invert",
+    "expit": "sigmoid",
+    "mod": "remainder",
+    "clip": "clip",
+    "floor_divide": "floor_divide",
+    "clamp": "clip",
+    "fmin": "minimum",
+    "fmax": "maximum",
+}
+
+
+class TraceError(TypeError):
+    """A function does something that cannot be compiled; the message says what."""
+
+
+@dataclass
+class Captures:
+    """What a tree refers to by name: numbers and arrays, given at run time."""
+
+    name: str = "score_mod"
+    numbers: list[float] = field(default_factory=list)
+    integers: list[int] = field(default_factory=list)
+    arrays: list[Any] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)  # of the arrays' elements: 'real', 'int' or 'bool'
+
+    def number(self, x: float) -> Node:
+        self.numbers.append(float(x))
+        return ("number", f"n{len(self.numbers) - 1}")
+
+    def array(self, x: Any) -> str:
+        """The array's name; the same array is passed once."""
+        for k, known in enumerate(self.arrays):
+            if known is x:
+                return f"a{k}"
+        self.arrays.append(x)
+        name = f"a{len(self.arrays) - 1}"
+        self.kinds[name] = element_kind(x)
+        return name
+
+    def integer(self, x: int) -> Node:
+        """An integer given at run time, so that a cache that grows does not compile anew."""
+        self.integers.append(int(x))
+        return ("integer", f"w{len(self.integers) - 1}")
+
+
+def kind(node: Node, arrays: Mapping[str, str]) -> str:
+    """'real', 'int' or 'bool'; arrays: the kinds of the arrays' elements."""
+    op = node[0]
+    if op in ("b", "h", "i", "j", "int", "integer"):
+        return "int"
+    if op in ("score", "number") or op in REAL_ONLY:
+        return "real"
+    if op in COMPARISONS:
+        return "bool"
+    if op == "at":
+        return arrays[node[1]]
+    kinds = {kind(x, arrays) for x in (node[2:] if op == "where" else node[1:])}
+    return "real" if "real" in kinds else "int" if "int" in kinds else "bool"
+
+
+def element_kind(array: Any) -> str:
+    """'real', 'int' or 'bool' for a NumPy or torch array."""
+    name = str(array.dtype).removeprefix("torch.")
+    return "bool" if name == "bool" else "int" if name.startswith(("int", "uint")) else "real"
+
+
+def depends(node: Node) -> frozenset[str]:
+    """Which of score, b, h, i, j a tree looks at."""
+    if node[0] in ("score", "b", "h", "i", "j"):
+        return frozenset(node)
+    return frozenset().union(*(depends(x) for x in node[1:] if isinstance(x, tuple)))
+
+
+class Traced:
+    """A stand-in for an index or a score."""
+
+    __array_priority__ = 1000
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, node: Node, captures: Captures) -> None:
+        self.node, self.captures = node, captures
+
+    @property
+    def kind(self) -> str:
+        return kind(self.node, self.captures.kinds)
+
+    def _refuse(self, what: str) -> TraceError:
+        name = self.captures.name
+        return TraceError(
+            f"{name}: {what} cannot be compiled into a kernel "
+            "(the function is run once on stand-ins for its arguments); "
+            "use arithmetic, comparisons, & | ~, where, minimum, maximum, exp, log, tanh, sigmoid, sqrt, abs, floor, "
+            "and arrays indexed by b, h, i, j; or pass backend='plain' (NumPy) or backend='torch'"
+        )
+
+    def _operand(self, x: Any) -> Node:
+        if isinstance(x, Traced):
+            return x.node
+        if isinstance(x, Captured):
+            x = x.array
+        if isinstance(x, bool | np.bool_):
+            return ("equal", ("int", 0), ("int", 0 if x else 1))
+        if isinstance(x, int | np.integer):
+            if not -(2**31) <= x < 2**31:
+                raise self._refuse(f"the integer {x}, which needs more than 32 bits,")
+            return ("int", int(x))
+        if isinstance(x, float | np.floating):
+            return self.captures.number(float(x))
+        if getattr(x, "ndim", None) == 0 and hasattr(x, "item"):
+            return self._operand(x.item())
+        raise self._refuse(f"an operand of type {type(x).__name__}")
+
+    def _do(self, op: str, *operands: Any) -> Traced:
+        nodes = tuple(self._operand(x) for x in operands)
+        kinds = [kind(x, self.captures.kinds) for x in nodes]
+        if op in LOGIC and "real" in kinds:
+            raise self._refuse(f"{op} of a floating-point number")
+        if op == "invert" and kinds[0] == "real":
+            raise self._refuse("~ of a floating-point number")
+        return Traced((op, *nodes), self.captures)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in ("clamp", "clip"):
+            return lambda low=None, high=None, **kw: _clip(self, low, high, **kw)
+        op = SYNONYMS.get(name, name)
+        if op in _FUNCTIONS:
+            return lambda *args: self._do(op, self, *args)
+        if name in ("float", "to", "astype", "double", "type"):
+            return lambda *args, **kw: Traced(("multiply", self.node, self.captures.number(1.0)), self.captures)
+        raise self._refuse(f"the attribute .{name}")
+
+    def __bool__(self) -> bool:
+        raise self._refuse("`if`, `and`, `or`, `not` on a traced value")
+
+    def __index__(self) -> int:
+        raise self._refuse("indexing this sequence with a traced value")
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        raise self._refuse("float() of a traced value")
+
+    def __iter__(self) -> Any:
+        raise self._refuse("iterating over a traced value")
+
+    def __getitem__(self, _: Any) -> Any:
+        raise self._refuse("indexing a traced value")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise self._refuse("turning a traced value into an array")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Traced:
+        op = SYNONYMS.get(ufunc.__name__, ufunc.__name__)
+        if method != "__call__" or op not in _FUNCTIONS or options:
+            raise self._refuse(f"numpy.{ufunc.__name__}")
+        return self._do(op, *inputs)
+
+    def __array_function__(self, function: Any, _types: Any, args: Any, options: Any) -> Traced:
+        name = SYNONYMS.get(function.__name__, function.__name__)
+        if name == "where" and len(args) == 3 and not options:
+            return self._do("where", *args)
+        if name == "clip":
+            return _clip(*args, **options)
+        raise self._refuse(f"numpy.{function.__name__}")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _types: Any, args: Any = (), options: Any = None) -> Traced:
+        me = next(x for x in args if isinstance(x, Traced))
+        plain = function.__name__.strip("_")
+        op = SYNONYMS.get(plain, plain)
+        if op == "clip":
+            return _clip(*args, **(options or {}))
+        if op not in _FUNCTIONS or options:
+            raise me._refuse(f"torch.{plain}")
+        return me._do(op, *args)
+
+    def __pow__(self, n: Any) -> Traced:
+        if isinstance(n, int) and 1 <= n <= 8:
+            result = self
+            for _ in range(n - 1):
+                result = result._do("multiply", result, self)
+            return result
+        if n == 0.5:
+            return self._do("sqrt", self)
+        raise self._refuse(f"the power {n!r} (1 to 8 and 0.5 can)")
+
+
+class Captured:
+    """Stands in for an array the function refers to: indexed by stand-ins it becomes part of the kernel."""
+
+    __array_priority__ = 1001
+
+    def __init__(self, array: Any, captures: Captures) -> None:
+        self.array, self.captures = array, captures
+
+    def __getitem__(self, index: Any) -> Any:
+        index = index if isinstance(index, tuple) else (index,)
+        if not any(isinstance(x, Traced) for x in index):
+            found = self.array[index]
+            return Captured(found, self.captures) if getattr(found, "ndim", 0) else found
+        me = next(x for x in index if isinstance(x, Traced))
+        if len(index) != self.array.ndim or any(isinstance(x, slice) or x is None or x is Ellipsis for x in index):
+            raise me._refuse(f"an array of {self.array.ndim} axes indexed by {len(index)} indices")
+        nodes = tuple(me._operand(x) for x in index)
+        if any(kind(x, self.captures.kinds) != "int" for x in nodes):
+            raise me._refuse("an array index that is not an integer")
+        return Traced(("at", self.captures.array(self.array), *nodes), self.captures)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.array, name)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+
+def _clip(x: Any, low: Any = None, high: Any = None, **kw: Any) -> Traced:
+    low, high = kw.get("min", kw.get("a_min", low)), kw.get("max", kw.get("a_max", high))
+    if low is not None:
+        x = x._do("maximum", x, low)
+    if high is not None:
+        x = x._do("minimum", x, high)
+    return x  # type: ignore[no-any-return]
+
+
+_FUNCTIONS = {
+    *COMPARISONS,
+    *REAL_ONLY,
+    *ARITHMETIC,
+    *LOGIC,
+    *("where", "negative", "absolute", "floor", "invert", "square"),
+}
+
+
+def _operators() -> None:
+    binary = {
+        "add": "add",
+        "sub": "subtract",
+        "mul": "multiply",
+        "truediv": "divide",
+        "floordiv": "floor_divide",
+        "mod": "remainder",
+        "and": "bitwise_and",
+        "or": "bitwise_or",
+        "xor": "bitwise_xor",
+        "lt": "less",
+        "le": "less_equal",
+        "gt": "greater",
+        "ge": "greater_equal",
+        "eq": "equal",
+        "ne": "not_equal",
+    }
+    for name, op in binary.items():
+        setattr(Traced, f"__{name}__", lambda x, y, op=op: x._do(op, x, y))
+        if op not in COMPARISONS:
+            setattr(Traced, f"__r{name}__", lambda x, y, op=op: x._do(op, y, x))
+    for name, op in {"neg": "negative", "abs": "absolute", "invert": "invert"}.items():
+        setattr(Traced, f"__{name}__", lambda x, op=op: x._do(op, x))
+
+
+_operators()
+
+
+def trace(function: Callable[..., Any], leaves: tuple[Node, ...], captures: Captures) -> Node:
+    """The tree of what `function` does with stand-ins for `leaves`."""
+    stand_ins = [Traced(x, captures) for x in leaves]
+    result = _with_captures(function, captures)(*stand_ins)
+    return stand_ins[0]._operand(result)
+
+
+def _with_captures(function: Callable[..., Any], captures: Captures) -> Callable[..., Any]:
+    """The function with the arrays it refers to (in its closure, defaults, globals or bound arguments) as
+    `Captured`.
+    """
+
+    def stand_in(x: Any) -> Any:
+        is_array = isinstance(x, np.ndarray) or (hasattr(x, "data_ptr") and hasattr(x, "stride"))
+        if is_array and x.ndim:
+            return Captured(x, captures)
+        if isinstance(x, types.FunctionType) and x is not function and _refers_to_arrays(x):
+            return _with_captures(x, captures)
+        return x
+
+    if hasattr(function, "func") and hasattr(function, "keywords"):  # functools.partial
+        inner = _with_captures(function.func, captures)
+        bound = [stand_in(x) for x in getattr(function, "args", ())]
+        named = {k: stand_in(x) for k, x in function.keywords.items()}
+        return lambda *args: inner(*bound, *args, **named)
+    if isinstance(function, types.MethodType):
+        return function
+    if not isinstance(function, types.FunctionType):
+        call = vars(type(function)).get("__call__")
+        return types.MethodType(call, function) if isinstance(call, types.FunctionType) else function
+    names = set(function.__code__.co_names)
+    copied = {k: stand_in(x) if k in names else x for k, x in function.__globals__.items()}
+    closure = tuple(types.CellType(stand_in(c.cell_contents)) for c in function.__closure__ or ())
+    defaults = tuple(stand_in(x) for x in function.__defaults__ or ()) or None
+    return types.FunctionType(function.__code__, copied, function.__name__, defaults, closure or None)
+
+
+def _refers_to_arrays(function: types.FunctionType) -> bool:
+    found = [c.cell_contents for c in function.__closure__ or ()]
+    found += [function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__]
+    return any(isinstance(x, np.ndarray) or hasattr(x, "data_ptr") for x in found)

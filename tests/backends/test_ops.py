@@ -1,0 +1,112 @@
+"""The torch operator: torch's own checks of it, compiled and exported graphs, vmap."""
+
+import pytest
+
+import headwise as hw
+from headwise.scores import Options
+from headwise.shapes import Sizes
+
+torch = pytest.importorskip("torch")
+ops = pytest.importorskip("headwise.backends.ops")
+compiled = pytest.importorskip("headwise.backends.compiled")
+from headwise.backends import torch as plain  # noqa: E402
+
+SIZES = Sizes(2, 4, 2, 13, 17, 7, 5)
+
+
+def tensors(sizes=SIZES):
+    torch.manual_seed(0)
+    B, H, Hkv, L, S, D, Dv = sizes
+    return torch.randn(B, H, L, D), torch.randn(B, Hkv, S, D), torch.randn(B, Hkv, S, Dv)
+
+
+MASKS = {
+    "none": None,
+    "causal": hw.causal(),
+    "causal at": hw.causal(torch.tensor([1, 4])),
+    "window": hw.window(3, None) & hw.key_lengths(torch.tensor([9, 17])),
+    "keys": hw.keys(torch.arange(34).view(2, 17) % 3 > 0) | hw.prefix(4),
+    "documents": ~hw.documents(torch.arange(13) // 4, torch.arange(17) // 4),
+    "dense": hw.dense(torch.arange(13 * 17).view(13, 17) % 3 > 0),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_survives_the_journey(name):
+    q, k, v = tensors()
+    o = Options(0.3, MASKS[name], torch.randn(1, 4, 13, 17), 2.0, None, torch.randn(4), torch.rand(2, 4))
+    assert ops.takes(q, k, v, o) is None
+    for x, y in zip(ops.attention(q, k, v, o, SIZES), compiled.attention(q, k, v, o, SIZES), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_torchs_own_checks_of_an_operator():
+    q, k, v = tensors()
+    args = (
+        q,
+        k,
+        v,
+        torch.randn(1, 4, 13, 17),
+        torch.randn(4),
+        None,
+        [torch.tensor([9, 17])],
+        "lengths a0",
+        [],
+        0.3,
+        0.0,
+    )
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(ops.attention_operator, args, test_utils=checks)
+
+
+def run(q, k, v):
+    sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
+    return ops.attention(q, k, v, Options(0.3, hw.causal() & hw.window(left=5)), sizes)[0] * 2
+
+
+def test_a_compiled_graph_without_breaks():
+    graph = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
+    for sizes in (SIZES, Sizes(3, 2, 1, 19, 23, 7, 5)):
+        q, k, v = tensors(sizes)
+        assert torch.equal(graph(q, k, v), run(q, k, v))
+
+
+def test_an_exported_graph_with_other_lengths():
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v):
+            return run(q, k, v)
+
+    L, S = torch.export.Dim("L", min=2, max=99), torch.export.Dim("S", min=2, max=99)
+    shapes = ({2: L}, {2: S}, {2: S})
+    program = torch.export.export(Module(), tensors(), dynamic_shapes=shapes)
+    assert "headwise.attention" in str(program.graph)
+    q, k, v = tensors(Sizes(2, 4, 2, 29, 31, 7, 5))
+    assert torch.equal(program.module()(q, k, v), run(q, k, v))
+
+
+def test_vmap_over_queries_and_bias():
+    q, k, v = tensors()
+    many, bias = torch.stack([q, 2 * q, -q]), torch.randn(3, 1, 1, 13, 17)
+
+    def one(q, bias):
+        return ops.attention(q, k, v, Options(0.3, None, bias), SIZES)[0]
+
+    found = torch.func.vmap(one)(many, bias)
+    expected = torch.stack([one(x, y) for x, y in zip(many, bias, strict=True)])
+    assert torch.equal(found, expected)
+
+
+def test_says_what_does_not_pass():
+    q, k, v = tensors()
+    functions = "score_mod, mask_mod and dropout do not pass through an operator"
+    assert ops.takes(q, k, v, Options(0.3, score_mod=lambda s, b, h, i, j: s)) == functions
+    assert ops.takes(q, k, v, Options(0.3, mask=hw.causal() & ~hw.mask_mod(lambda b, h, i, j: i == j))) == functions
+    assert ops.takes(q, k, v, Options(0.3, dropout_p=0.1, seed=1)) == functions
+    assert ops.takes(q.clone().requires_grad_(), k, v, Options(0.3)) == "gradients are asked for"
+    assert ops.takes(q.to("meta"), k, v, Options(0.3)) == "the tensors are not on the CPU"
+
+
+def test_agrees_with_torch_operations():
+    q, k, v = tensors()
+    o = Options(0.3, hw.causal(), None, 3.0)
+    assert (ops.attention(q, k, v, o, SIZES)[0] - plain.attention(q, k, v, o, SIZES)[0]).abs().max() < 2e-6

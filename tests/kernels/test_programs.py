@@ -1,0 +1,140 @@
+"""Every program on the machine that checks every access, with the registers of every instruction set, held against
+the reference.
+"""
+
+import numpy as np
+import pytest
+
+import headwise as hw
+from headwise import reference
+from headwise.kernels.tile import GEOMETRIES
+from headwise.scores import Options, keep
+from headwise.shapes import Sizes
+
+SIZES = {  # B, H, Hkv, L, S, D, Dv
+    "forward": (2, 2, 1, 29, 37, 7, 5),
+    "two tasks": (1, 1, 1, 67, 11, 3, 17),
+    "decode": (2, 4, 2, 1, 139, 13, 11),
+    "decode, 3 queries": (1, 2, 2, 3, 61, 19, 7),
+}
+TOLERANCE = {"float32": 2e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 2e-2}
+
+
+def options(name, B, H, L, S, rng):
+    match name:
+        case "plain":
+            return {}
+        case "causal":
+            return {"mask": hw.causal()}
+        case "window":
+            return {"mask": hw.window(5, 2)}
+        case "offsets":
+            return {"mask": hw.causal(rng.integers(-3, S, B)) & hw.key_lengths(rng.integers(0, S, B))}
+        case "documents":
+            return {"mask": hw.documents(*(np.sort(rng.integers(0, 4, (B, n)), 1) for n in (L, S)))}
+        case "keys":
+            return {"mask": hw.keys(rng.random((B, S)) < 0.5)}
+        case "dense":
+            return {"mask": hw.dense(rng.random((B, H, L, S)) < 0.4)}
+        case "mask_mod":
+            return {"mask": hw.mask_mod(lambda b, h, i, j: (i + 2 * j + h) % 3 != 0)}
+        case "bias":
+            return {"bias": rng.standard_normal((1, H, L, S)).astype(np.float32)}
+        case "all":
+            table = rng.standard_normal((H, L + S))
+            return {
+                "mask": hw.causal() | hw.prefix(3),
+                "bias": rng.standard_normal((B, 1, 1, S)),
+                "softcap": 2.0,
+                "sinks": rng.standard_normal(H),
+                "head_gate": rng.standard_normal((B, H)),
+                "score_mod": lambda s, b, h, i, j: np.where(i > j, s, s / 2) + table[h, i - j + S - 1],
+            }
+        case "dropout":
+            return {"dropout_p": 0.3, "seed": 12345}
+    raise AssertionError(name)
+
+
+OPTIONS = ["plain", "causal", "window", "offsets", "documents", "keys", "dense", "mask_mod", "bias", "all", "dropout"]
+
+
+def case(sizes, dtype, name):
+    B, H, Hkv, L, S, D, Dv = sizes
+    rng = np.random.default_rng(17)
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    q, k, v = (rng.standard_normal(x).astype(dtype) for x in ((B, H, L, D), (B, Hkv, S, D), (B, Hkv, S, Dv)))
+    o = Options(scale=D**-0.5, **options(name, B, H, L, S, rng))
+    kept = True
+    if o.dropout_p:
+        kept = keep(o.seed, o.dropout_p, *np.ix_(*map(np.arange, (B, H, L, S))), Sizes(*sizes))
+    expected = reference.attention(
+        q,
+        k,
+        v,
+        allowed=True if o.mask is None else o.mask.to_dense(L, S, B, H),
+        bias=0.0 if o.bias is None else o.bias,
+        softcap=o.softcap,
+        sinks=o.sinks,
+        head_gate=1.0 if o.head_gate is None else o.head_gate,
+        score_mod=o.score_mod,
+        kept=kept,
+        dropout_p=o.dropout_p,
+    )
+    return (q, k, v, o), expected
+
+
+def agree(found, expected, dtype):
+    out, lse = found
+    assert np.abs(out.astype(np.float64) - expected.out).max() < TOLERANCE[dtype]
+    empty = np.isneginf(expected.lse)
+    assert np.array_equal(np.isneginf(lse), empty)
+    assert np.abs(np.where(empty, 0, lse) - np.where(empty, 0, expected.lse)).max() < max(1e-2 * TOLERANCE[dtype], 2e-6)
+
+
+MOST = ["plain", "causal", "documents", "all"]
+
+
+@pytest.mark.parametrize(
+    ("name", "isa"), [(x, "avx2") for x in OPTIONS] + [(x, y) for x in MOST for y in GEOMETRIES if y != "avx2"]
+)
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_fp32_on_the_checking_machine(interpreted, sizes, name, isa):
+    args, expected = case(sizes, "float32", name)
+    agree(interpreted(*args, GEOMETRIES[isa]), expected, "float32")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "isa"),
+    [
+        ("float64", "avx2"),
+        ("float64", "portable"),
+        ("float16", "neon"),
+        ("bfloat16", "avx2"),
+        ("bfloat16", "avx512bf16"),
+    ],
+)
+@pytest.mark.parametrize("name", ["causal", "all"])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_other_dtypes_on_the_checking_machine(interpreted, dtype, sizes, name, isa):
+    args, expected = case(sizes, dtype, name)
+    agree(interpreted(*args, GEOMETRIES[isa]), expected, dtype)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512bf16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_hidden_values_that_are_not_finite_are_left_out_and_seen_ones_are_not(interpreted, sizes, dtype, isa):
+    (q, k, v, o), _ = case(sizes, dtype, "causal")
+    hidden = Options(scale=o.scale, mask=hw.keys(np.arange(v.shape[2])[None] % 5 != 1) & o.mask)
+    v[:, :, 1::5], k[:, :, 1::5] = np.nan, np.inf
+    out, lse = interpreted(q, k, v, hidden, GEOMETRIES[isa])
+    assert np.isfinite(out.astype(np.float32)).all()
+    v[:, :, 1::5], k[:, :, 1::5] = 0, 0
+    same, same_lse = interpreted(q, k, v, hidden, GEOMETRIES[isa])
+    assert np.array_equal(out.astype(np.float32), same.astype(np.float32))
+    assert np.array_equal(lse, same_lse)
+    v[0, 0, 0, 0] = np.nan  # key 0 is seen by the last query
+    out, _ = interpreted(q, k, v, hidden, GEOMETRIES[isa])
+    assert np.isnan(out[0, 0, -1, 0].astype(np.float32))
+    assert np.isfinite(out[..., 1:].astype(np.float32)).all()
