@@ -57,7 +57,8 @@ def attention(
         weights: also return the lazy `Weights` (before dropout); `out` stays the same, bit for bit.
         return_lse: also return the log-sum-exp of each row [B, H, L]: natural log, sinks included, fp32
             (fp64 for fp64).
-        backend: "auto", "plain" (NumPy) or "torch".
+        backend: "auto", "plain" (NumPy arrays), "torch" (tensors), or "compiled" (CPU kernels, for both; the first call
+            of a kind compiles, some tenths of a second).
     Returns:
         out [B, H, L, Dv], contiguous, q's kind and dtype (integers compute in fp64);
         (out, weights), (out, lse) or (out, weights, lse) when asked for.
@@ -77,7 +78,7 @@ def attention(
     options = _options(q, sizes, mask, bias, scale, softcap, sinks, head_gate, score_mod, dropout_p)
     lead = 4 - q.ndim
     q4, k4, v4 = (x[(None,) * lead] for x in (q, k, v))
-    out, lse = _backend(backend, torch_in).attention(q4, k4, v4, options, sizes)
+    out, lse = _backend(backend, torch_in, q4, k4, v4, options, sizes).attention(q4, k4, v4, options, sizes)
     lazy = Weights(q4, k4, v4, out, lse, options, sizes, lead) if weights else None
     out, lse = out[(0,) * lead], lse[(0,) * lead]
     if weights:
@@ -287,12 +288,14 @@ def _seed(q: Any) -> Any:
     return int(np.random.randint(0, 2**31))  # noqa: NPY002 (the global state is what np.random.seed sets)
 
 
-def _backend(name: str, torch_in: bool) -> Any:
-    if name not in ("auto", "plain", "torch"):
-        raise ValueError(f"attention: backend must be 'auto', 'plain' or 'torch'; got {name!r}")
-    if name != "auto" and (name == "torch") != torch_in:
+def _backend(name: str, torch_in: bool, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Any:
+    if name not in ("auto", "compiled", "plain", "torch"):
+        raise ValueError(f"attention: backend must be 'auto', 'compiled', 'plain' or 'torch'; got {name!r}")
+    if name in ("plain", "torch") and (name == "torch") != torch_in:
         kinds = ("torch tensors", "NumPy arrays")
         raise TypeError(f"attention: backend {name!r} takes {kinds[name == 'plain']}; got {kinds[not torch_in]}")
+    if name == "compiled":
+        return _compiled(torch_in, q, k, v, options, sizes)
     if torch_in:
         from headwise.backends import torch as torch_backend
 
@@ -300,3 +303,24 @@ def _backend(name: str, torch_in: bool) -> Any:
     from headwise.backends import plain
 
     return plain
+
+
+def _compiled(torch_in: bool, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Any:
+    """The kernels' front for this call: as they are, as an operator in a traced graph, or with gradients."""
+    import headwise.backends.compiled as compiled
+
+    reason = compiled.reason(q, k, v, options, sizes)
+    if reason is None:
+        return compiled
+    if torch_in:
+        import headwise.backends.gradients as gradients
+        import headwise.backends.ops as ops
+
+        torch = sys.modules["torch"]
+        if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+            reason = ops.takes(q, k, v, options)
+            if reason is None:
+                return ops
+        elif reason == "gradients are asked for":
+            return gradients
+    raise TypeError(f"attention: backend 'compiled' cannot take this: {reason}; use backend='auto'")
