@@ -14,6 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 
 import headwise as hw
@@ -26,6 +27,12 @@ from headwise.shapes import Sizes
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 NUMPY = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 FAMILIES = ("self", "short", "long", "grouped", "one key head", "widths", "one head", "no batch", "empty", "decode")
+
+
+def examples(share: float) -> settings:
+    """This share of the profile's number of examples."""
+    return settings(max_examples=round(share * settings.default.max_examples))
+
 
 few = st.sampled_from((1, 2, 3))
 lengths = st.sampled_from((1, 2, 3, 5, 7, 11, 13))

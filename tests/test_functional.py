@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import (
     EPS,
@@ -20,6 +20,7 @@ from problems import (
     Problem,
     arrays,
     error,
+    examples,
     plain_formula,
     problems,
     qkv,
@@ -74,7 +75,7 @@ def check_values(problem: Problem, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=30)
+@examples(0.3)
 @given(st.data())
 def test_out_and_lse_are_those_of_the_reference(kind: str, family: str, data: st.DataObject) -> None:
     problem = data.draw(problems(family=family))
@@ -83,7 +84,7 @@ def test_out_and_lse_are_those_of_the_reference(kind: str, family: str, data: st
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=20)
+@examples(0.2)
 @given(st.data())
 def test_gradients_are_those_of_the_reference(family: str, data: st.DataObject) -> None:
     problem = data.draw(problems(family=family, score_mod=False))
@@ -316,7 +317,7 @@ def test_one_empty_row_leaves_the_others_untouched(kind: str) -> None:
     assert not wide(out)[:, :, 2].any()
 
 
-@settings(max_examples=30)
+@examples(0.3)
 @given(problems())
 def test_looking_changes_no_bit(problem: Problem) -> None:
     for kind in KINDS:

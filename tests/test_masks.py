@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from problems import leaves, masks, qkv, sizes
+from problems import examples, leaves, masks, qkv, sizes
 
 import headwise as hw
 from headwise.masks import Span
@@ -95,7 +95,7 @@ def test_a_mask_mod_sees_batch_entry_and_head() -> None:
 # What a kernel is told
 
 
-@settings(max_examples=300)
+@examples(2)
 @given(st.data())
 def test_allowed_and_span_agree_with_the_dense_form(data: st.DataObject) -> None:
     n, _ = data.draw(sizes())

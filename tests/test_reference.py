@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from problems import arrays, plain_formula, problems, qkv, wide
+from problems import arrays, examples, plain_formula, problems, qkv, wide
 from torch.nn.functional import scaled_dot_product_attention
 
 import headwise as hw
@@ -134,7 +134,7 @@ def test_torch_s_multihead_attention(heads: int) -> None:
     np.testing.assert_allclose(reference.attention(q, k, k).weights, weights.detach(), rtol=1e-11)
 
 
-@settings(max_examples=80)
+@examples(0.8)
 @given(problems(dtypes=("float64",), score_mod=False), st.integers(0, 99))
 def test_gradients_are_those_of_autograd(problem: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
