@@ -91,7 +91,8 @@ def test_gradients_are_those_of_the_reference(family: str, data: st.DataObject) 
     n = problem.n
     rng = np.random.default_rng(data.draw(st.integers(0, 999)))
     truth = problem.truth
-    dout = rng.normal(size=truth.out.shape)
+    # out's gradient arrives in out's dtype
+    dout = rng.normal(size=truth.out.shape).astype(NUMPY[problem.dtype]).astype(np.float64)
     dlse = np.where(np.isfinite(truth.lse), rng.normal(size=truth.lse.shape), 0) * data.draw(st.sampled_from((0, 1)))
     given_arrays, options = problem.wide()
     right = reference.gradients(*given_arrays, dout, dlse, **options)

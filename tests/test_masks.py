@@ -156,6 +156,11 @@ def test_a_structured_mask_cuts_away_the_keys_that_nobody_sees(mask: hw.Mask, sp
     assert found == span
 
 
+def test_the_span_of_no_batch_entries() -> None:
+    n = Sizes(0, 1, 1, 2, 3, 1, 1)
+    check_span(hw.documents([1, 2], np.zeros((0, 3), int)).span(0, 2, n), np.ones((0, 1, 2, 3), bool), n)
+
+
 def test_the_offset_that_a_mask_states() -> None:
     n = Sizes(1, 1, 1, 3, 7, 1, 1)
     assert hw.causal().offset(n) == hw.window(1).offset(n) == 4

@@ -256,7 +256,7 @@ class _Documents(Mask):
 
     def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
         queries, keys = known(self.query_ids), known(self.key_ids)
-        if queries is None or keys is None or i0 >= i1:
+        if queries is None or keys is None or i0 >= i1 or not sizes.B:
             return Span(0, sizes.S, 0, 0)
         seen, by_all = np.zeros(sizes.S, bool), np.ones(sizes.S, bool)
         queries, keys = np.atleast_2d(queries), np.atleast_2d(keys)
