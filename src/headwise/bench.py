@@ -1,5 +1,5 @@
-"""Times attention on shapes of real models, beside whoever else is there: `headwise bench`, and
-`benchmarks/attention.py`.
+"""Times attention on shapes of real models, beside whoever else is there; `benchmarks/attention.py` brings the
+peers.
 
 Contenders take turns, so that all see the same machine: a rest first (idle threads of other libraries go on spinning
 for some milliseconds), a call to wake up, then timed calls. Figures are medians; ratios are medians of each turn's

@@ -1,4 +1,4 @@
-"""What attention runs on here, and why: `headwise doctor`."""
+"""What attention runs on here, and why."""
 
 from __future__ import annotations
 
