@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules
 from headwise.kernels.forward import KB
-from headwise.kernels.tile import LOWEST, PRECISE, Geometry, Machine, Pointer, Value
+from headwise.kernels.tile import LOWEST, PRECISE, Geometry, Machine, Pointer, Program, Value
 
 
 def rows_at_once(rows: int) -> int:
@@ -20,7 +20,7 @@ def rows_at_once(rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class Decode:
+class Decode(Program):
     """All that the program for one piece of the keys is specialised to."""
 
     dtype: str
@@ -33,13 +33,6 @@ class Decode:
     dropout: bool = False
 
     name = "decode"
-
-    @property
-    def real(self) -> str:
-        return "f64" if self.dtype == "f64" else "f32"
-
-    def pair(self, geometry: Geometry) -> bool:
-        return False
 
     def signature(self) -> list[tuple[str, str]]:
         pointers = [("q", self.dtype), ("k", self.dtype), ("v", self.dtype), ("out", self.dtype), ("lse", self.real)]
@@ -265,7 +258,7 @@ class _Program:
 
 
 @dataclass(frozen=True)
-class Combine:
+class Combine(Program):
     """What the program that puts the pieces together is specialised to."""
 
     dtype: str
@@ -274,13 +267,6 @@ class Combine:
     gate: str = ""
 
     name = "combine"
-
-    @property
-    def real(self) -> str:
-        return "f64" if self.dtype == "f64" else "f32"
-
-    def pair(self, geometry: Geometry) -> bool:
-        return False
 
     def signature(self) -> list[tuple[str, str]]:
         pointers = [("q", self.dtype), ("k", self.dtype), ("v", self.dtype), ("out", self.dtype), ("lse", self.real)]

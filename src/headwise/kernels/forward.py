@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules
-from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Value
+from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
 from headwise.kernels.trace import Node
 
 KB = 128  # keys in a block
 
 
 @dataclass(frozen=True)
-class Forward:
+class Forward(Program):
     """All that a forward kernel is specialised to."""
 
     dtype: str  # of q, k, v and out: f32 f64 bf16 f16
@@ -34,10 +34,6 @@ class Forward:
     dropout: bool = False
 
     name = "forward"
-
-    @property
-    def real(self) -> str:
-        return "f64" if self.dtype == "f64" else "f32"
 
     def pair(self, geometry: Geometry) -> bool:
         return geometry.dots and self.dtype == "bf16"

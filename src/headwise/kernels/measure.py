@@ -11,23 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from headwise.kernels import jit, llvm, threads
-from headwise.kernels.tile import Geometry, Machine
+from headwise.kernels.tile import Geometry, Machine, Program
 
 SUMS = 12  # independent sums: enough for two units with a latency of six
 READS = 8
 
 
 @dataclass(frozen=True)
-class Peak:
+class Peak(Program):
     """Multiply-adds on registers alone; with `dots`, of pairs of bf16 (`bf16`)."""
 
     dtype: str = "f32"
 
     name = "peak"
-
-    @property
-    def real(self) -> str:
-        return "f64" if self.dtype == "f64" else "f32"
 
     def pair(self, geometry: Geometry) -> bool:
         return geometry.dots and self.dtype == "bf16"

@@ -44,6 +44,21 @@ class Geometry:
         return self.bits // (8 * KINDS[real])
 
 
+class Program:
+    """What the programs' specifications share."""
+
+    dtype: str
+
+    @property
+    def real(self) -> str:
+        """The kind that sums are made in."""
+        return "f64" if self.dtype == "f64" else "f32"
+
+    def pair(self, geometry: Geometry) -> bool:
+        """Whether words are pairs of bf16."""
+        return False
+
+
 GEOMETRIES = {
     g.isa: g
     for g in (
