@@ -47,9 +47,8 @@ def pack(page: Page, budget: int = BUDGET) -> bytes:
     while True:
         plans = [plan(panel, int(room / len(page.panels))) for panel in page.panels]
         found = [_summaries(panel, long) for panel, long in zip(page.panels, plans, strict=True)]
-        for fewer in range(
-            max(long.k for long in plans) + 1
-        ):  # of the sorted largest weights, the last can be left out
+        for fewer in range(max(long.k for long in plans) + 1):
+            # The largest weights are sorted: the last of each line can be left out without summarising again.
             kept = [replace(long, k=max(long.k - fewer, 0)) for long in plans]
             data = encode(page, kept, found)
             if len(data) <= budget or all(long.grid == 1 for long in plans):
