@@ -11,5 +11,16 @@ except ModuleNotFoundError as error:
 
 from headwise.nn.heads import Head, Heads
 from headwise.nn.layer import MultiHeadAttention
+from headwise.nn.rotary import RotaryEmbedding
+from headwise.nn.scaling import DynamicNTKScaling, LinearScaling, Llama3Scaling, YarnScaling
 
-__all__ = ["Head", "Heads", "MultiHeadAttention"]
+__all__ = [
+    "DynamicNTKScaling",
+    "Head",
+    "Heads",
+    "LinearScaling",
+    "Llama3Scaling",
+    "MultiHeadAttention",
+    "RotaryEmbedding",
+    "YarnScaling",
+]
