@@ -13,6 +13,7 @@ import pytest
 import torch
 from problems import arrays, qkv, wide
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import headwise as hw
 from headwise.shapes import Sizes
@@ -294,15 +295,17 @@ def test_transformer_lens_1593_810_grouped_heads(kind: str) -> None:
 def test_rt_detr_pr_680_nothing_is_materialised_unasked() -> None:
     """B x H x L x S floats for weights that were thrown away."""
     n = Sizes(1, 1, 1, 3001, 3001, 3, 3)
-    largest = 0
-    original = torch.exp
 
-    def watched(x: torch.Tensor) -> torch.Tensor:
-        nonlocal largest
-        largest = max(largest, x.numel())
-        return original(x)
+    class Sizing(TorchDispatchMode):
+        largest = 0
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "exp", watched)
-        hw.attention(*qkv(n, "torch", "float32"), mask=hw.causal(), weights=True)
-    assert 0 < largest <= 1 << 20
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            found = [x.numel() for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+            self.largest = max([self.largest, *found])
+            return result
+
+    for backend in ("auto", "torch"):
+        with Sizing() as sizing:
+            hw.attention(*qkv(n, "torch", "float32"), mask=hw.causal(), weights=True, backend=backend)
+        assert n.L * n.D <= sizing.largest <= 1 << 20

@@ -9,6 +9,7 @@ import numpy as np
 
 from headwise import shapes
 from headwise.arrays import is_torch
+from headwise.backends import choose
 from headwise.masks import Mask, as_mask
 from headwise.scores import Options, ScoreMod
 from headwise.shapes import Sizes
@@ -54,11 +55,13 @@ def attention(
         score_mod: (s, b, h, i, j) -> s, with index arrays that broadcast to s (FlexAttention's signature).
         dropout_p: probability of dropping a weight; applied whenever it is not 0. The pattern comes from the library's
             global random state (torch.manual_seed, numpy.random.seed).
-        weights: also return the lazy `Weights` (before dropout); `out` stays the same, bit for bit.
+        weights: also return the lazy `Weights` (before dropout); `out` stays the same, bit for bit. A graph of
+            torch.compile gives them out; they are read outside of it.
         return_lse: also return the log-sum-exp of each row [B, H, L]: natural log, sinks included, fp32
             (fp64 for fp64).
-        backend: "auto", "plain" (NumPy arrays), "torch" (tensors), or "compiled" (CPU kernels, for both; the first call
-            of a kind compiles, some tenths of a second).
+        backend: "auto": the compiled CPU kernels where they can take the input (the first call of a kind compiles, some
+            tenths of a second, once per machine), else NumPy's or torch's operations. "compiled", "plain" (NumPy
+            arrays) or "torch" (tensors): these or an error.
     Returns:
         out [B, H, L, Dv], contiguous, q's kind and dtype (integers compute in fp64);
         (out, weights), (out, lse) or (out, weights, lse) when asked for.
@@ -78,7 +81,7 @@ def attention(
     options = _options(q, sizes, mask, bias, scale, softcap, sinks, head_gate, score_mod, dropout_p)
     lead = 4 - q.ndim
     q4, k4, v4 = (x[(None,) * lead] for x in (q, k, v))
-    out, lse = _backend(backend, torch_in, q4, k4, v4, options, sizes).attention(q4, k4, v4, options, sizes)
+    out, lse = choose.attention(backend, q4, k4, v4, options, sizes)
     lazy = Weights(q4, k4, v4, out, lse, options, sizes, lead) if weights else None
     out, lse = out[(0,) * lead], lse[(0,) * lead]
     if weights:
@@ -286,41 +289,3 @@ def _seed(q: Any) -> Any:
     if is_torch(q):
         return sys.modules["torch"].randint(0, 2**31, (), device=q.device)
     return int(np.random.randint(0, 2**31))  # noqa: NPY002 (the global state is what np.random.seed sets)
-
-
-def _backend(name: str, torch_in: bool, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Any:
-    if name not in ("auto", "compiled", "plain", "torch"):
-        raise ValueError(f"attention: backend must be 'auto', 'compiled', 'plain' or 'torch'; got {name!r}")
-    if name in ("plain", "torch") and (name == "torch") != torch_in:
-        kinds = ("torch tensors", "NumPy arrays")
-        raise TypeError(f"attention: backend {name!r} takes {kinds[name == 'plain']}; got {kinds[not torch_in]}")
-    if name == "compiled":
-        return _compiled(torch_in, q, k, v, options, sizes)
-    if torch_in:
-        from headwise.backends import torch as torch_backend
-
-        return torch_backend
-    from headwise.backends import plain
-
-    return plain
-
-
-def _compiled(torch_in: bool, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Any:
-    """The kernels' front for this call: as they are, as an operator in a traced graph, or with gradients."""
-    import headwise.backends.compiled as compiled
-
-    reason = compiled.reason(q, k, v, options, sizes)
-    if reason is None:
-        return compiled
-    if torch_in:
-        import headwise.backends.gradients as gradients
-        import headwise.backends.ops as ops
-
-        torch = sys.modules["torch"]
-        if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
-            reason = ops.takes(q, k, v, options)
-            if reason is None:
-                return ops
-        elif reason == "gradients are asked for":
-            return gradients
-    raise TypeError(f"attention: backend 'compiled' cannot take this: {reason}; use backend='auto'")

@@ -57,6 +57,16 @@ class Mask:
     def __invert__(self) -> Mask:
         return _Not(self)
 
+    def invert(self) -> Mask:
+        """~mask, in the spelling that torch.compile can follow inside a graph (it traces & and |, not ~).
+
+        >>> import headwise as hw
+        >>> hw.causal().invert().to_dense(2, 2)[0, 0].astype(int)
+        array([[0, 1],
+               [0, 0]])
+        """
+        return _Not(self)
+
     def __bool__(self) -> bool:
         raise TypeError("mask: has no truth value; combine masks with & | ~ (not `and`, `or`, `not`)")
 

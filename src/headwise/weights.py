@@ -272,7 +272,7 @@ class Weights:
 
     def _unchanged(self) -> None:
         for name, version in self._written().items():
-            if version != self._versions[name]:
+            if None not in (version, self._versions[name]) and version != self._versions[name]:
                 raise RuntimeError(
                     f"Weights: {name} was changed in place after the call, so the weights can no longer be recomputed; "
                     f"pass a copy of {name} to attention"
@@ -431,5 +431,7 @@ def _detached(x: Any) -> Any:
 
 
 def _version(x: Any) -> int | None:
-    """How often a tensor was written in place; NumPy arrays and inference tensors do not count."""
-    return x._version if is_torch(x) and not x.is_inference() else None
+    """How often a tensor was written in place; None where nobody counts: NumPy arrays, inference tensors, graphs."""
+    if not is_torch(x) or sys.modules["torch"].compiler.is_compiling() or x.is_inference():
+        return None
+    return int(x._version)

@@ -50,13 +50,69 @@ def test_torchs_own_checks_of_an_operator():
         torch.randn(4),
         None,
         [torch.tensor([9, 17])],
+        None,
         "lengths a0",
         [],
         0.3,
         0.0,
+        0.0,
     )
-    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(ops.attention_operator, args, test_utils=checks)
+    torch.library.opcheck(ops.attention_operator, args)
+    learning = [x.clone().requires_grad_() if isinstance(x, torch.Tensor) else x for x in args]
+    torch.library.opcheck(ops.attention_operator, learning)
+
+
+def test_gradients_in_a_compiled_graph_are_those_outside():
+    given = [x.requires_grad_() for x in (*tensors(), torch.randn(1, 4, 13, 17), torch.randn(4), torch.rand(2, 4))]
+
+    def run(q, k, v, bias, sinks, gate):
+        mask = hw.causal() & hw.key_lengths(torch.tensor([9, 17]))
+        options = {"mask": mask, "bias": bias, "sinks": sinks, "head_gate": gate, "dropout_p": 0.3}
+        return hw.attention(q, k, v, return_lse=True, **options)
+
+    graph = torch.compile(run, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(1)
+    results = graph(*given)
+    torch.manual_seed(1)
+    expected = run(*given)
+    for x, y in zip(results, expected, strict=True):
+        assert torch.equal(x, y)
+    found, right = (torch.autograd.grad([x.sum() for x in outs], given) for outs in (results, expected))
+    for x, y in zip(found, right, strict=True):
+        assert torch.equal(x, y)
+
+
+def test_weights_come_out_of_a_compiled_graph():
+    q, k, v = tensors()
+
+    def run(q):
+        return hw.attention(q, k, v, mask=hw.causal(), weights=True)
+
+    out, w = torch.compile(run, fullgraph=True, backend="eager")(q)
+    expected, direct = run(q)
+    assert torch.equal(out, expected)
+    assert torch.equal(w[1, 3], direct[1, 3])
+
+
+def test_masks_are_put_together_in_a_compiled_graph():
+    q, k, v = tensors()
+
+    def run(q):
+        return hw.attention(q, k, v, mask=hw.causal().invert() | hw.window(2, 0))
+
+    assert torch.equal(torch.compile(run, fullgraph=True, backend="eager")(q), run(q))
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_a_compiled_transform(transform):
+    q, k, v = tensors()
+    inner = {
+        "vmap": torch.func.vmap(lambda q: hw.attention(q, k, v)),
+        "grad": torch.func.grad(lambda q: hw.attention(q[0], k, v).sum()),
+    }[transform]
+    graph = torch.compile(inner, fullgraph=True, backend="eager")
+    many = torch.stack([q, 2 * q])
+    torch.testing.assert_close(graph(many), inner(many), rtol=0, atol=2e-6)
 
 
 def run(q, k, v):
@@ -98,11 +154,10 @@ def test_vmap_over_queries_and_bias():
 
 def test_says_what_does_not_pass():
     q, k, v = tensors()
-    functions = "score_mod, mask_mod and dropout do not pass through an operator"
+    functions = "score_mod and mask_mod do not pass through an operator"
     assert ops.takes(q, k, v, Options(0.3, score_mod=lambda s, b, h, i, j: s)) == functions
     assert ops.takes(q, k, v, Options(0.3, mask=hw.causal() & ~hw.mask_mod(lambda b, h, i, j: i == j))) == functions
-    assert ops.takes(q, k, v, Options(0.3, dropout_p=0.1, seed=1)) == functions
-    assert ops.takes(q.clone().requires_grad_(), k, v, Options(0.3)) == "gradients are asked for"
+    assert ops.takes(q.clone().requires_grad_(), k, v, Options(0.3, dropout_p=0.1, seed=1)) is None
     assert ops.takes(q.to("meta"), k, v, Options(0.3)) == "the tensors are not on the CPU"
 
 

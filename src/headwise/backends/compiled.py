@@ -12,7 +12,7 @@ import numpy as np
 from headwise.arrays import is_torch
 from headwise.kernels import masking, trace
 from headwise.kernels.adjust import Operand, Rules
-from headwise.kernels.trace import SCORE, B, Captures, H, I, J, Node
+from headwise.kernels.trace import SCORE, B, Captures, H, I, J, Node, TraceError
 from headwise.masks import Mask
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -26,6 +26,9 @@ NAMES = {
     "int32": "i32",
     "int64": "i64",
 }
+
+
+GRADIENTS = "gradients are asked for"
 
 
 def reason(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> str | None:
@@ -48,7 +51,7 @@ def _torch_reason(arrays: Sequence[Any]) -> str | None:
     if any(x.device.type != "cpu" for x in tensors):
         return "the tensors are not on the CPU"
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return "gradients are asked for"
+        return GRADIENTS
     if torch.autograd.forward_ad._current_level >= 0 and any(_is_dual(x) for x in tensors):
         return "forward-mode gradients are asked for"
     return None
@@ -219,14 +222,14 @@ def check_no_gradient(score_mod: Any) -> None:
     trace.trace(score_mod, (SCORE, B, H, I, J), captures)
     torch = sys.modules.get("torch")
     if torch is not None and torch.is_grad_enabled() and any(is_torch(x) and x.requires_grad for x in captures.arrays):
-        raise trace.TraceError("score_mod: a tensor it refers to requires a gradient, which kernels do not give")
+        raise TraceError("score_mod: a tensor it refers to requires a gradient, which kernels do not give")
 
 
 def _check_integers(arrays: Sequence[Any], name: str) -> None:
     """A kernel that computes in fp32 has integers of 32 bits."""
     for x in arrays:
         if kind(x) == "i64" and 0 not in x.shape and not -(2**31) <= int(x.min()) <= int(x.max()) < 2**31:
-            raise trace.TraceError(
+            raise TraceError(
                 f"{name}: an array holds integers that need more than 32 bits; subtract what they share"
             )
 

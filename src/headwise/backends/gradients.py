@@ -6,6 +6,7 @@ The recomputation is itself differentiable, so that second derivatives work. For
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,23 +40,38 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         again = torch.is_grad_enabled()  # a derivative of this derivative will be asked for
-        tensors = list(ctx.saved_tensors)
-        wanted = [n for n, x in enumerate(tensors) if x is not None and ctx.needs_input_grad[n + 2]]
-        if not again:
-            tensors = [x if x is None else x.detach().requires_grad_(n in wanted) for n, x in enumerate(tensors)]
-        q, k, v, bias, sinks, gate = tensors
-        with torch.enable_grad():
-            o = replace(ctx.options, bias=bias, sinks=sinks, head_gate=gate)
-            results = plain.attention(q, k, v, o, ctx.sizes)
-            used = [(x, g) for x, g in zip(results, grads, strict=True) if x.requires_grad]
-            found = torch.autograd.grad(
-                [x for x, _ in used],
-                [tensors[n] for n in wanted],
-                [g for _, g in used],
-                create_graph=again,
-                allow_unused=True,
-            )
-        answer: list[Tensor | None] = [None] * len(tensors)
-        for n, x in zip(wanted, found, strict=True):
-            answer[n] = x
-        return None, None, *answer
+        wanted = [n for n, x in enumerate(ctx.saved_tensors) if x is not None and ctx.needs_input_grad[n + 2]]
+        return None, None, *recomputed(ctx.options, ctx.sizes, ctx.saved_tensors, grads, wanted, again)
+
+
+def recomputed(
+    options: Options,
+    sizes: Sizes,
+    tensors: Sequence[Tensor | None],
+    grads: Sequence[Tensor],
+    wanted: Sequence[int],
+    again: bool = False,
+) -> list[Tensor | None]:
+    """Gradients of those of (q, k, v, bias, sinks, head_gate) that are wanted, from those of (out, lse).
+
+    again: they are to be differentiable themselves.
+    """
+    if not again:
+        tensors = [x if x is None else x.detach().requires_grad_(n in wanted) for n, x in enumerate(tensors)]
+    q, k, v, bias, sinks, gate = tensors
+    assert q is not None and k is not None and v is not None
+    with torch.enable_grad():
+        o = replace(options, bias=bias, sinks=sinks, head_gate=gate)
+        results = plain.attention(q, k, v, o, sizes)
+        used = [(x, g) for x, g in zip(results, grads, strict=True) if x.requires_grad]
+        found = torch.autograd.grad(
+            [x for x, _ in used],
+            [x for n in wanted if (x := tensors[n]) is not None],
+            [g for _, g in used],
+            create_graph=again,
+            allow_unused=True,
+        )
+    answer: list[Tensor | None] = [None] * len(tensors)
+    for n, x in zip(wanted, found, strict=True):
+        answer[n] = x
+    return answer

@@ -2,7 +2,8 @@
 torch.func.vmap take them.
 
 An operator's arguments are tensors and numbers, so a mask travels as a short text with its arrays and integers
-beside it. Score functions, mask functions, dropout and gradients do not pass through it: `takes` says so.
+beside it. Score functions and mask functions do not pass through it: `takes` says so. Its gradient is an operator too,
+`headwise::attention_backward`, so that training in a compiled graph needs no L x S array.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from headwise import masks
-from headwise.backends import compiled
+from headwise.backends import choose, gradients
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
@@ -22,15 +23,16 @@ Tensor = torch.Tensor
 def takes(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
     """Why the operator cannot stand for this call; None where it can."""
     o = options
-    if o.score_mod is not None or o.dropout_p or _has_function(o.mask):
-        return "score_mod, mask_mod and dropout do not pass through an operator"
+    if o.score_mod is not None or _has_function(o.mask):
+        return "score_mod and mask_mod do not pass through an operator"
     tensors = [x for x in (q, k, v, o.bias, o.sinks, o.head_gate) if x is not None]
     if any(x.device.type != "cpu" for x in tensors):
         return "the tensors are not on the CPU"
+    if torch.compiler.is_compiling():
+        transformed = torch._C._functorch.get_dynamic_layer_stack_depth() > 0
+        return "a torch.func transform is at work" if transformed else None
     if any(torch._C._functorch.is_gradtrackingtensor(x) for x in tensors) or _dual_level():
-        return "gradients are asked for"
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return "gradients are asked for"
+        return "torch.func asks for gradients"
     return None
 
 
@@ -43,7 +45,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -
     numbers: list[int] = []
     rule = "" if o.mask is None else pack(o.mask, arrays, numbers)
     softcap = 0.0 if o.softcap is None else o.softcap
-    out, lse = attention_operator(q, k, v, o.bias, o.sinks, o.head_gate, arrays, rule, numbers, o.scale, softcap)
+    seed = torch.as_tensor(o.seed) if o.dropout_p else None
+    out, lse = attention_operator(
+        q, k, v, o.bias, o.sinks, o.head_gate, arrays, seed, rule, numbers, o.scale, softcap, o.dropout_p
+    )
     return out, lse
 
 
@@ -81,11 +86,11 @@ def pack(mask: Any, arrays: list[Tensor], numbers: list[int]) -> str:
     raise TypeError(f"attention: a mask of type {type(mask).__name__} does not pass through an operator")
 
 
-def _put(x: Any, arrays: list[Tensor], numbers: list[int]) -> str:
+def _put(x: Any, arrays: list[Tensor], numbers: list[Any]) -> str:
     """none; i and the place among the numbers; a and the place among the arrays."""
     if x is None:
         return "none"
-    if getattr(x, "shape", None) is None:
+    if isinstance(x, int | torch.SymInt):
         numbers.append(x)
         return f"i{len(numbers) - 1}"
     arrays.append(torch.as_tensor(x))
@@ -128,15 +133,16 @@ def attention_operator(
     sinks: Tensor | None,
     gate: Tensor | None,
     arrays: list[Tensor],
+    seed: Tensor | None,
     rule: str,
     numbers: list[int],
     scale: float,
     softcap: float,
+    dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
-    (B, H, L, D), (_, Hkv, S, Dv) = q.shape, v.shape
-    o = Options(scale, unpack(rule, arrays, numbers) if rule else None, bias, softcap or None, None, sinks, gate)
-    out, lse = compiled.attention(q, k, v, o, Sizes(B, H, Hkv, L, S, D, Dv))
-    return out, lse
+    o = _options(bias, sinks, gate, arrays, seed, rule, numbers, scale, softcap, dropout_p)
+    with torch.no_grad():
+        return choose.attention("auto", q, k, v, o, _sizes(q, k, v))
 
 
 @attention_operator.register_fake
@@ -144,6 +150,84 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     B, H, L, _D = q.shape
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty((B, H, L, v.shape[3])), q.new_empty((B, H, L), dtype=wide)
+
+
+@torch.library.custom_op("headwise::attention_backward", mutates_args=(), device_types="cpu")
+def backward_operator(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    wanted: list[bool],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    gate: Tensor | None,
+    arrays: list[Tensor],
+    seed: Tensor | None,
+    rule: str,
+    numbers: list[int],
+    scale: float,
+    softcap: float,
+    dropout_p: float,
+) -> list[Tensor]:
+    o = _options(bias, sinks, gate, arrays, seed, rule, numbers, scale, softcap, dropout_p)
+    tensors = [q, k, v, bias, sinks, gate]
+    which = [n for n, x in enumerate(wanted) if x]
+    # An operator's body runs below autograd: without its key let in again nothing in here could be differentiated.
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False):
+        found = gradients.recomputed(o, _sizes(q, k, v), tensors, [grad_out, grad_lse], which)
+    return [_zeros(tensors[n]) if (x := found[n]) is None else x.contiguous() for n in which]
+
+
+@backward_operator.register_fake
+def _(_out: Tensor, _lse: Tensor, wanted: list[bool], *args: Any) -> list[Tensor]:
+    return [_zeros(x) for x, asked in zip(args[:6], wanted, strict=True) if asked]
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, arrays, seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, ctx.dropout_p = inputs
+    ctx.save_for_backward(*tensors, seed, *arrays)
+
+
+def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
+    *tensors, seed = ctx.saved_tensors[:7]
+    arrays = list(ctx.saved_tensors[7:])
+    wanted = [x is not None and ctx.needs_input_grad[n] for n, x in enumerate(tensors)]
+    rest = (seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, ctx.dropout_p)
+    found = iter(backward_operator(grad_out, grad_lse, wanted, *tensors, arrays, *rest))
+    no_numbers: list[Any] | None = None if ctx.numbers else []  # torch takes an empty list for one of tensors
+    none = ([None] * len(arrays), None, None, no_numbers, None, None, None)
+    return *(next(found) if asked else None for asked in wanted), *none
+
+
+attention_operator.register_autograd(_backward, setup_context=_keep_for_backward)
+
+
+def _zeros(x: Tensor | None) -> Tensor:
+    assert x is not None
+    return x.new_zeros(x.shape)
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> Sizes:
+    (B, H, L, D), (_, Hkv, S, Dv) = q.shape, v.shape
+    return Sizes(B, H, Hkv, L, S, D, Dv)
+
+
+def _options(
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    gate: Tensor | None,
+    arrays: list[Tensor],
+    seed: Tensor | None,
+    rule: str,
+    numbers: list[int],
+    scale: float,
+    softcap: float,
+    dropout_p: float,
+) -> Options:
+    mask = unpack(rule, arrays, numbers) if rule else None
+    return Options(scale, mask, bias, softcap or None, None, sinks, gate, dropout_p, seed)
 
 
 @attention_operator.register_vmap

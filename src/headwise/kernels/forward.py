@@ -130,7 +130,7 @@ class _Program:
         self.zero, self.lowest = m.splat(0.0), m.splat(LOWEST[m.real])
         self.unit, self.scale = m.splat(self.A["unit"]), m.splat(self.A["scale"])
         self.adjuster = Adjuster(m, s.rules.operands, "i", self.A["queries"])
-        self.degree = 11 if m.real == "f64" else 5 if s.dtype == "f32" else 3 if self.pair else 4
+        self.degree = 11 if m.real == "f64" else 5 if s.dtype == "f32" else 4
 
     def run(self) -> None:
         m, A = self.m, self.A

@@ -12,7 +12,7 @@ import numpy as np
 
 from headwise import masks
 from headwise.arrays import is_torch, to_numpy
-from headwise.kernels.trace import B, Captures, H, I, J, Node, trace
+from headwise.kernels.trace import B, Captures, H, I, J, Node, TraceError, trace
 from headwise.shapes import Sizes
 
 Spans = tuple[
@@ -55,7 +55,7 @@ def rule(mask: masks.Mask, sizes: Sizes, captures: Captures) -> Node:
         case masks._MaskMod(function=function):
             captures.name = "mask_mod"
             return trace(function, (B, H, I, J), captures)
-    raise TypeError(f"attention: mask of type {type(mask).__name__} has no rule for kernels")
+    raise TraceError(f"attention: mask of type {type(mask).__name__} has no rule for kernels")
 
 
 def element(array: Any, captures: Captures) -> Node:

@@ -308,7 +308,14 @@ _operators()
 def trace(function: Callable[..., Any], leaves: tuple[Node, ...], captures: Captures) -> Node:
     """The tree of what `function` does with stand-ins for `leaves`."""
     stand_ins = [Traced(x, captures) for x in leaves]
-    result = _with_captures(function, captures)(*stand_ins)
+    try:
+        result = _with_captures(function, captures)(*stand_ins)
+    except TraceError:
+        raise
+    except Exception as error:
+        raise TraceError(
+            f"{captures.name}: on stand-ins for its arguments the function raised {type(error).__name__}: {error}"
+        ) from error
     return stand_ins[0]._operand(result)
 
 

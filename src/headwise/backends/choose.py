@@ -1,0 +1,88 @@
+"""Which backend takes a call: the compiled kernels where they can, else NumPy's or torch's own operations."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from headwise.arrays import is_torch
+from headwise.kernels.trace import TraceError
+from headwise.scores import Options
+from headwise.shapes import Sizes
+
+NAMES = ("auto", "compiled", "plain", "torch")
+
+
+def attention(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
+    """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L] by the backend named.
+
+    Raises:
+        ValueError: there is no backend of that name. TypeError: it does not take these inputs.
+    """
+    if name == "auto" or name == "compiled":
+        if not is_torch(q):
+            return _numpy(name, q, k, v, options, sizes)
+        return _torch(name, q, k, v, options, sizes)
+    if name not in NAMES:
+        raise ValueError(f"attention: backend must be 'auto', 'compiled', 'plain' or 'torch'; got {name!r}")
+    if (name == "torch") != is_torch(q):
+        kinds = ("torch tensors", "NumPy arrays")
+        raise TypeError(f"attention: backend {name!r} takes {kinds[name == 'plain']}; got {kinds[name != 'plain']}")
+    return _plain(q, k, v, options, sizes)
+
+
+def _numpy(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
+    import headwise.backends.compiled as compiled
+
+    reason = compiled.reason(q, k, v, options, sizes)
+    try:
+        if reason is None:
+            return compiled.attention(q, k, v, options, sizes)
+    except TraceError:
+        if name == "compiled":
+            raise
+    if name == "compiled":
+        raise _refusal(reason)
+    return _plain(q, k, v, options, sizes)
+
+
+def _torch(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
+    torch = sys.modules["torch"]
+    reason: str | None
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        import headwise.backends.ops as ops
+
+        reason = ops.takes(q, k, v, options)
+        if reason is None:
+            return ops.attention(q, k, v, options, sizes)
+    else:
+        import headwise.backends.compiled as compiled
+
+        reason = compiled.reason(q, k, v, options, sizes)
+        try:
+            if reason is None:
+                return compiled.attention(q, k, v, options, sizes)
+            if reason == compiled.GRADIENTS:
+                import headwise.backends.gradients as gradients
+
+                return gradients.attention(q, k, v, options, sizes)
+        except TraceError:
+            if name == "compiled":
+                raise
+    if name == "compiled":
+        raise _refusal(reason)
+    return _plain(q, k, v, options, sizes)
+
+
+def _plain(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
+    if is_torch(q):
+        from headwise.backends import torch as torch_backend
+
+        return torch_backend.attention(q, k, v, options, sizes)
+    from headwise.backends import plain
+
+    return plain.attention(q, k, v, options, sizes)
+
+
+def _refusal(reason: str | None) -> TypeError:
+    return TypeError(f"attention: backend 'compiled' cannot take this: {reason}; use backend='auto'")
