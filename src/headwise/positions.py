@@ -74,7 +74,7 @@ def t5_buckets(distance: Any, num_buckets: int = 32, max_distance: int = 128, tw
     growth = np.log(np.maximum(far, 1) / near) / np.log(max_distance / near) * (side - near)
     wide = np.minimum(near + np.floor(growth + 1e-9).astype(np.int64), side - 1)
     bucket = np.where(far < near, far, wide)
-    return bucket + side * (distance > 0) if two_sided else bucket
+    return np.asarray(bucket + side * (distance > 0) if two_sided else bucket)
 
 
 def check_buckets(num_buckets: int, max_distance: int, two_sided: bool, op: str = "t5_buckets") -> None:
@@ -96,4 +96,4 @@ def rotary_frequencies(width: int, base: float = 10000.0) -> np.ndarray:
     >>> rotary_frequencies(4)
     array([1.  , 0.01])
     """
-    return np.asarray(base ** -(np.arange(0, width, 2) / width))
+    return np.power(base, -np.arange(0, width, 2) / width, dtype=np.float64)

@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
         'headwise.nn: the layer needs PyTorch, which is not installed; run: pip install "headwise[torch]"', name="torch"
     ) from error
 
+from headwise.nn.cache import KVCache
 from headwise.nn.heads import Head, Heads
 from headwise.nn.layer import MultiHeadAttention
 from headwise.nn.rotary import RotaryEmbedding
@@ -18,6 +19,7 @@ __all__ = [
     "DynamicNTKScaling",
     "Head",
     "Heads",
+    "KVCache",
     "LinearScaling",
     "Llama3Scaling",
     "MultiHeadAttention",

@@ -149,7 +149,7 @@ class RotaryEmbedding(nn.Module):
 def _check(width: Any, base: Any, interleaved: Any, scaling: Any) -> None:
     if isinstance(width, bool) or not isinstance(width, numbers.Integral):
         raise TypeError(f"{OP}: width must be a whole number; got {width!r} ({type(width).__name__})")
-    if width < 2 or width % 2:
+    if int(width) < 2 or int(width) % 2:
         raise ValueError(f"{OP}: width must be even and at least 2 (it is turned in pairs); got {width}")
     if isinstance(base, bool) or not isinstance(base, numbers.Real):
         raise TypeError(f"{OP}: base must be a number; got {base!r} ({type(base).__name__})")
