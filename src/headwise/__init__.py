@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headwise.functional import attention, multi_head_attention
     from headwise.masks import Mask, causal, dense, documents, key_lengths, keys, mask_mod, prefix, window
     from headwise.models.ablate import ablate
+    from headwise.models.replace import replace
     from headwise.models.watch import watch
     from headwise.weights import Weights
 
@@ -30,6 +31,7 @@ __all__ = [
     "mask_mod",
     "multi_head_attention",
     "prefix",
+    "replace",
     "watch",
     "window",
 ]
@@ -38,6 +40,7 @@ _HOME = {
     "functional": ["attention", "multi_head_attention"],
     "masks": ["Mask", "causal", "dense", "documents", "key_lengths", "keys", "mask_mod", "prefix", "window"],
     "models.ablate": ["ablate"],
+    "models.replace": ["replace"],
     "models.watch": ["watch"],
     "weights": ["Weights"],
 }
