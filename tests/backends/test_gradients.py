@@ -61,3 +61,14 @@ def test_a_score_function_that_learns_is_left_to_torch():
     slope = torch.ones(4, dtype=torch.float64, requires_grad=True)
     with pytest.raises(TypeError, match="score_mod: a tensor it refers to requires a gradient"):
         gradients.attention(q, k, v, Options(0.7, score_mod=lambda s, b, h, i, j: s * slope[h]), SIZES)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_inside_torchs_checkpoint(reentrant):
+    given = [torch.randn(*shape, requires_grad=True) for shape in ((2, 4, 13, 7), (2, 2, 17, 7), (2, 2, 17, 5))]
+    inside = torch.utils.checkpoint.checkpoint(hw.attention, *given, use_reentrant=reentrant)
+    outside = hw.attention(*given)
+    assert torch.equal(inside, outside)
+    inside.sum().backward()
+    for x, right in zip(given, torch.autograd.grad(outside.sum(), given), strict=True):
+        assert torch.equal(x.grad, right)

@@ -40,8 +40,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         again = torch.is_grad_enabled()  # a derivative of this derivative will be asked for
-        wanted = [n for n, x in enumerate(ctx.saved_tensors) if x is not None and ctx.needs_input_grad[n + 2]]
-        return None, None, *recomputed(ctx.options, ctx.sizes, ctx.saved_tensors, grads, wanted, again)
+        tensors = ctx.saved_tensors  # unpacked once: under torch.utils.checkpoint a second time is an error
+        wanted = [n for n, x in enumerate(tensors) if x is not None and ctx.needs_input_grad[n + 2]]
+        return None, None, *recomputed(ctx.options, ctx.sizes, tensors, grads, wanted, again)
 
 
 def recomputed(

@@ -191,8 +191,8 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-    *tensors, seed = ctx.saved_tensors[:7]
-    arrays = list(ctx.saved_tensors[7:])
+    *tensors, seed = (saved := ctx.saved_tensors)[:7]  # unpacked once, as torch.utils.checkpoint wants
+    arrays = list(saved[7:])
     wanted = [x is not None and ctx.needs_input_grad[n] for n, x in enumerate(tensors)]
     rest = (seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, ctx.dropout_p)
     found = iter(backward_operator(grad_out, grad_lse, wanted, *tensors, arrays, *rest))
