@@ -281,9 +281,9 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(a.threads)
-    from headwise.kernels import llvm, measure, threads
+    from headwise.kernels import llvm, measure, thread_count
 
-    threads.set_num_threads(a.threads)
+    thread_count.set_num_threads(a.threads)
     peak = measure.peak("bf16" if a.dtype == "bfloat16" else "f32", a.threads)
     read = measure.bandwidth(a.threads)
     print(f"{llvm.chosen().isa}, {a.dtype}, {a.threads} threads{', processor time' if a.cpu_time else ''}: ", end="")

@@ -5,7 +5,7 @@ import pytest
 
 from headwise import bench, masks
 from headwise.bench import Row
-from headwise.kernels import measure, threads
+from headwise.kernels import measure, thread_count
 
 
 def test_a_row_counts_what_may_be_seen():
@@ -40,7 +40,7 @@ def test_what_the_machine_can_do_is_measured():
         lines = list(bench.lines("float32", 1, [Row("x", 1, 2, 2, 16, 16, 8), Row("d", 1, 2, 2, 1, 64, 8)]))
         assert measure.peak("f64", 1) > 1e7
     finally:
-        threads.set_num_threads(None)
+        thread_count.set_num_threads(None)
     assert "GF/s of multiply-adds" in lines[0]
     assert "of the peak" in lines[1]
     assert "of the reads" in lines[2]

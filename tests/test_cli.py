@@ -1,4 +1,4 @@
-"""`headwise look` on the real MiniLM: what it prints, the page it writes, and one clear line for each bad input."""
+"""The commands: `look` on the real MiniLM, `doctor`, `bench`; and one clear line for each bad input."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import headwise as hw
 from headwise import __main__, cli
 
 pytest.importorskip("torch")
@@ -242,3 +243,39 @@ def headwise(*arguments: str, folder: Path, before: str) -> subprocess.Completed
     script = f"{before}\nimport runpy, sys\nsys.argv = {['headwise', *arguments]}"
     script += "\nrunpy.run_module('headwise', run_name='__main__')"
     return subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_doctor_says_what_is_in_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.run(["doctor"]) == 0
+    said = capsys.readouterr().out
+    for what in ("headwise", "NumPy", "CPU", "instruction set", "threads", "cache", "check"):
+        assert any(line.startswith(what) for line in said.splitlines()), what
+    assert "right" in said
+    monkeypatch.setattr("headwise.doctor._check", lambda: "WRONG: 1e+00 from float64")
+    assert cli.run(["doctor"]) == 1
+
+
+def test_bench_times_the_rows_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        assert cli.run(["bench", "--row", "one sentence", "--threads", "1"]) == 0
+    finally:
+        hw.set_num_threads(None)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("float32, 1 threads: ")
+    assert second.startswith("one sentence")
+    assert "of the peak" in second
+
+
+def test_bench_says_which_rows_there_are(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    assert "--row must be one of MiniLM, " in refused(["bench", "--row", "maximal"], capsys, folder)
+    assert "--threads" in refused(["bench", "--threads", "0"], capsys, folder)
+
+
+def test_bench_says_what_it_needs(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    said = refused(["bench", "--dtype", "bfloat16"], capsys, folder)
+    assert said.endswith("bfloat16 arrays need the package ml_dtypes; run: pip install ml_dtypes\n")
+    monkeypatch.setattr("headwise.backends.compiled.unavailable", lambda: "llvmlite cannot be imported (no such file)")
+    assert "nothing to time: llvmlite cannot be imported" in refused(["bench"], capsys, folder)

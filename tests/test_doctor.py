@@ -28,9 +28,3 @@ def test_says_that_a_forced_instruction_set_cannot_run(monkeypatch):
     finally:
         monkeypatch.undo()
         llvm.chosen.cache_clear()
-
-
-def test_prints_one_line_each(capsys):
-    assert doctor.main() == 0
-    out = capsys.readouterr().out
-    assert out.count("\n") == len(list(doctor.lines(check=False))) + 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headwise.functional import attention, multi_head_attention
+    from headwise.kernels.thread_count import get_num_threads, set_num_threads
     from headwise.masks import Mask, causal, dense, documents, key_lengths, keys, mask_mod, prefix, window
     from headwise.models.ablate import ablate
     from headwise.models.replace import replace
@@ -26,18 +27,21 @@ __all__ = [
     "causal",
     "dense",
     "documents",
+    "get_num_threads",
     "key_lengths",
     "keys",
     "mask_mod",
     "multi_head_attention",
     "prefix",
     "replace",
+    "set_num_threads",
     "watch",
     "window",
 ]
 
 _HOME = {
     "functional": ["attention", "multi_head_attention"],
+    "kernels.thread_count": ["get_num_threads", "set_num_threads"],
     "masks": ["Mask", "causal", "dense", "documents", "key_lengths", "keys", "mask_mod", "prefix", "window"],
     "models.ablate": ["ablate"],
     "models.replace": ["replace"],

@@ -160,9 +160,10 @@ def ratio(of: Timing, to: Timing) -> float:
 
 def lines(dtype: str, number: int, rows: Sequence[Row] = ROWS) -> Iterator[str]:
     """The compiled kernels alone, held against the machine."""
-    from headwise.kernels import measure, threads
+    from headwise.kernels import measure
+    from headwise.kernels.thread_count import set_num_threads
 
-    threads.set_num_threads(number)
+    set_num_threads(number)
     peak, read = measure.peak("bf16" if dtype == "bfloat16" else "f32", number), measure.bandwidth(number)
     yield f"{dtype}, {number} threads: {peak / 1e9:.0f} GF/s of multiply-adds, {read / 1e9:.1f} GB/s read"
     for row in rows:
@@ -174,6 +175,15 @@ def lines(dtype: str, number: int, rows: Sequence[Row] = ROWS) -> Iterator[str]:
         else:
             speed = row.operations / seconds
             yield f"{row.name:18} {1e3 * seconds:9.3f} ms {speed / 1e9:7.0f} GF/s {speed / peak:5.2f} of the peak"
+
+
+def no_bfloat16() -> str | None:
+    """Why there are no bfloat16 arrays here; None where there are."""
+    try:
+        import ml_dtypes  # noqa: F401
+    except ImportError:
+        return "bfloat16 arrays need the package ml_dtypes; run: pip install ml_dtypes"
+    return None
 
 
 def _dtype(name: str) -> Any:

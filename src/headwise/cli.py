@@ -1,4 +1,7 @@
-"""The command line: `headwise look`. Input that cannot be used gets one line that says what to do, and exit code 2."""
+"""The command line: `headwise look`, `doctor` and `bench`.
+
+Input that cannot be used gets one line that says what to do, and exit code 2.
+"""
 
 from __future__ import annotations
 
@@ -144,6 +147,41 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
         f"rebuilt from them equal the model's own within {check.output_error:.0e}."
     )
     console.print(Text(f"Wrote {output} ({output.stat().st_size / 1e6:.1f} MB): open it in a browser, also offline."))
+
+
+@commands.command()
+def doctor() -> int:
+    """Say what attention runs on here and why: the CPU, the kernels, their cache, the threads."""
+    from headwise.doctor import lines
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    right = True
+    for what, found in lines():
+        table.add_row(Text(what, style="bold"), Text(found))
+        right = right and not (what == "check" and not found.startswith("right"))
+    Console(highlight=False).print(table)
+    return 0 if right else 1
+
+
+@commands.command()
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), help="Default: as many as attention uses here.")
+@click.option("--row", "names", metavar="NAME", multiple=True, help="Only this row; may be given several times.")
+def bench(dtype: str, threads: int | None, names: tuple[str, ...]) -> None:
+    """Time attention on shapes of real models, held against what this machine can do."""
+    from headwise import bench
+    from headwise.backends.compiled import unavailable
+
+    missing = unavailable() or (dtype == "bfloat16" and bench.no_bfloat16())
+    if missing:
+        raise Refusal(f"there is nothing to time: {missing}")
+    known = [row.name for row in bench.ROWS]
+    for name in names:
+        if name not in known:
+            raise Refusal(f"--row must be one of {', '.join(known)}; got {name!r}")
+    rows = [row for row in bench.ROWS if not names or row.name in names]
+    for line in bench.lines(dtype, threads or headwise.get_num_threads(), rows):
+        click.echo(line)
 
 
 def link_table(found: list[Any], rows: list[dict[str, Any]], between: str) -> Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import sys
 import time
 from collections.abc import Iterator
 
@@ -34,7 +33,7 @@ def lines(check: bool = True) -> Iterator[tuple[str, str]]:
 
 
 def _kernels() -> Iterator[tuple[str, str]]:
-    from headwise.kernels import jit, llvm, threads
+    from headwise.kernels import jit, llvm, thread_count
 
     name, features = llvm.host()
     of_note = [x for x in ("avx2", "fma", "f16c", "avx512f", "avx512bf16", "neon", "bf16") if x in features]
@@ -52,7 +51,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
     bf16 = "multiplied in pairs" if geometry.dots else "widened to fp32 block by block"
     yield "bf16", bf16
     yield "LLVM", llvm.version()
-    yield "threads", f"{threads.get_num_threads()} ({threads.why()})"
+    yield "threads", f"{thread_count.get_num_threads()} ({thread_count.why()})"
     folder = jit.cache_folder()
     if folder is None:
         yield "cache", "none: kernels are compiled anew in each process"
@@ -80,12 +79,3 @@ def _check() -> str:
     off = float(np.abs(out - reference.attention(q, k, v).out).max())
     verdict = "right" if off < 1e-5 else "WRONG"
     return f"{verdict}: {off:.0e} from float64; ready after {1e3 * took:.0f} ms"
-
-
-def main() -> int:
-    """Prints all of it."""
-    found = list(lines())
-    width = max(len(what) for what, _ in found)
-    for what, text in found:
-        sys.stdout.write(f"{what:{width}}  {text}\n")
-    return 0

@@ -10,7 +10,7 @@ import pytest
 
 import headwise as hw
 from headwise.backends import compiled
-from headwise.kernels import threads
+from headwise.kernels import thread_count, threads
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
@@ -24,15 +24,17 @@ def attention(seed, L=257, S=257, H=4, D=32):
 @pytest.fixture(autouse=True)
 def follow():
     yield
-    threads.set_num_threads(None)
+    hw.set_num_threads(None)
 
 
 @pytest.mark.parametrize(("L", "S"), [(257, 257), (1, 8192), (3, 8192)])
 def test_the_same_bits_on_any_number_of_threads(L, S, monkeypatch):
-    monkeypatch.setattr(threads, "_cpus", lambda: frozenset(range(8)))  # more than there may be
+    eight = frozenset(range(8))  # more than there may be
+    for module in (thread_count, threads):
+        monkeypatch.setattr(module, "cpus", lambda: eight)
     found = []
     for n in (1, 2, 3, 5):
-        threads.set_num_threads(n)
+        hw.set_num_threads(n)
         found += [attention(1, L, S) for _ in range(3)]
     assert all(np.array_equal(x, found[0]) for x in found)
 
@@ -104,14 +106,14 @@ attention(1, 200_000, 200_000)
 
 
 def test_the_number_follows_torch_then_what_was_set(monkeypatch):
-    monkeypatch.setattr(threads, "_cpus", lambda: frozenset(range(8)))
+    monkeypatch.setattr(thread_count, "cpus", lambda: frozenset(range(8)))
     torch = pytest.importorskip("torch")
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert threads.get_num_threads() == 3
-        threads.set_num_threads(2)
-        assert threads.get_num_threads() == 2
+        assert hw.get_num_threads() == 3
+        hw.set_num_threads(2)
+        assert hw.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 
@@ -121,16 +123,16 @@ def test_never_more_threads_than_cpus_this_process_may_run_on():
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})
-        threads.set_num_threads(7)
-        assert threads.get_num_threads() == 1
+        hw.set_num_threads(7)
+        assert hw.get_num_threads() == 1
         assert attention(1).shape == (1, 4, 257, 32)
     finally:
         os.sched_setaffinity(0, before)
-    assert threads.get_num_threads() == min(7, len(before))
+    assert hw.get_num_threads() == min(7, len(before))
 
 
 def test_a_number_that_is_none_is_refused():
     with pytest.raises(ValueError, match="set_num_threads: n must be at least 1; got 0"):
-        threads.set_num_threads(0)
+        hw.set_num_threads(0)
     with pytest.raises(TypeError, match="set_num_threads: n must be an int or None; got float"):
-        threads.set_num_threads(2.0)
+        hw.set_num_threads(2.0)

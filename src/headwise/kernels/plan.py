@@ -19,6 +19,7 @@ from headwise.kernels import jit, llvm, masking, threads
 from headwise.kernels.adjust import NO_RULES, Rules
 from headwise.kernels.decode import Combine, Decode, rows_at_once
 from headwise.kernels.forward import KB, Forward, block_width
+from headwise.kernels.thread_count import get_num_threads
 from headwise.kernels.tile import KINDS, LOG2E, Geometry
 from headwise.shapes import Sizes
 
@@ -98,7 +99,7 @@ class Plan:
 
     def run(self, addresses: Sequence[int], call: Call) -> None:
         """addresses: of q, k, v, out and lse."""
-        number = 1 if self.operations < ALONE else threads.get_num_threads()
+        number = 1 if self.operations < ALONE else get_num_threads()
         scratch = _scratch(self.scratch * number + self.partial * 8)
         partial = scratch + self.scratch * number
         pointers = array("q", addresses)

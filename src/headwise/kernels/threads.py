@@ -1,76 +1,24 @@
-"""The workers: how many, and how a job reaches them.
+"""The workers: how a job reaches them.
 
-A job runs on the calling thread and on as many workers as are free. The number of threads is what `set_num_threads`
-said, else torch's own (`torch.get_num_threads`, where torch is loaded), else the CPUs this process may run on; never
-more than those. A second Python thread that calls while the workers are busy runs its job alone. A child made by
-`fork` makes workers of its own.
+A job runs on the calling thread and on as many workers as are free. A second Python thread that calls while the workers
+are busy runs its job alone. A child made by `fork` makes workers of its own.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import functools
 import os
-import sys
 import threading
 from array import array
 from typing import Any
 
 from headwise.kernels import jit, llvm, pool
+from headwise.kernels.thread_count import cpus
 
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 _ONE = ctypes.CFUNCTYPE(None, ctypes.c_int64)
-
-_asked: int | None = None
-
-
-def set_num_threads(n: int | None) -> None:
-    """How many threads the compiled kernels use.
-
-    Args:
-        n: at least 1; None follows torch where it is loaded, else all CPUs this process may run on.
-    Raises:
-        TypeError: n is not an int or None.
-        ValueError: n is less than 1.
-
-    >>> import headwise.kernels.threads as threads
-    >>> threads.set_num_threads(1); threads.get_num_threads()
-    1
-    >>> threads.set_num_threads(None)
-    """
-    global _asked
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int)):
-        raise TypeError(f"set_num_threads: n must be an int or None; got {type(n).__name__}")
-    if n is not None and n < 1:
-        raise ValueError(f"set_num_threads: n must be at least 1; got {n}")
-    _asked = n
-
-
-def get_num_threads() -> int:
-    """How many threads the next call may use."""
-    wanted = _asked
-    if wanted is None and "torch" in sys.modules:
-        with contextlib.suppress(AttributeError):  # torch is still being imported
-            wanted = int(sys.modules["torch"].get_num_threads())
-    available = len(_cpus())
-    return available if wanted is None else min(wanted, available)
-
-
-def why() -> str:
-    """Where the number comes from."""
-    cpus = f"{len(_cpus())} CPUs may be used"
-    if _asked is not None:
-        return f"set_num_threads said {_asked}; {cpus}"
-    return f"torch says {sys.modules['torch'].get_num_threads()}; {cpus}" if "torch" in sys.modules else cpus
-
-
-def _cpus() -> frozenset[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
-
 
 @functools.cache
 def _functions() -> dict[str, int]:
@@ -134,11 +82,11 @@ def _runner() -> Any:
 def _workers(helpers: int) -> Pool:
     """The pool, made anew where there are too few workers or the process may run elsewhere now."""
     global _pool
-    cpus = _cpus()
-    if _pool is None or _pool.helpers < helpers or _pool.cpus != cpus:
+    allowed = cpus()
+    if _pool is None or _pool.helpers < helpers or _pool.cpus != allowed:
         if _pool is not None:
             _pool.stop()
-        _pool = Pool(helpers, cpus)
+        _pool = Pool(helpers, allowed)
     return _pool
 
 
