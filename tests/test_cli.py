@@ -56,6 +56,7 @@ def test_without_arguments_it_shows_the_scientist_and_the_engineer(
     page = (folder / "heads.html").read_text()
     assert page.lower().startswith("<!doctype html>")
     assert page.rstrip().endswith("</html>")
+    assert "minilm" in page[page.index("<title>") : page.index("</title>")]
     assert [path.name for path in folder.iterdir()] == ["heads.html"]
 
 

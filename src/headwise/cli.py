@@ -10,6 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
     with progress.status("Reading them"), refusing(ValueError):
         part = heads.parts.get("encoder") or heads.main  # of two stacks over the text, the one that sees all of it
         found = part.find(*links) if links else []
-        page = Page.from_heads(heads, links)
+        page = replace(Page.from_heads(heads, links), title=Path(model).name or model)
         rows, check = [row for panel in page.panels for row in panel.rows], page.check
     with (
         progress.status("Drawing the page"),
