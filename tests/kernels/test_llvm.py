@@ -117,6 +117,26 @@ def test_bfloat16_conversions_agree_with_ml_dtypes(isa, run):
         assert np.array_equal(found.astype(np.float32), singles.astype(bfloat16).astype(np.float32), equal_nan=True)
 
 
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+@pytest.mark.parametrize("isa", llvm.runnable())
+def test_rows_are_added_and_lanes_folded(isa, real, run):
+    lanes = GEOMETRIES[isa].lanes("f32" if real == np.float32 else "f64")
+
+    def program(m, size):
+        rows = [m.load(m.args["x"] + c * m.lanes) for c in range(m.lanes)]
+        halves = m.sums(rows[: m.lanes // 2]) + m.sums(rows[m.lanes // 2 :])
+        m.store(m.sums(rows)[0], m.args["y"])
+        m.store(m.sums(halves, m.lanes // 2)[0], m.args["y"] + m.lanes)
+        m.store(m.fold_all(m.max, rows[0]), m.args["y"] + 2 * m.lanes)
+
+    x = np.random.default_rng(5).integers(-99, 99, lanes * lanes).astype(real)
+    y = run(program, isa, x, np.zeros(3 * lanes, real)).reshape(3, lanes)
+    expected = x.reshape(lanes, lanes).sum(1)
+    assert np.array_equal(y[0], expected)
+    assert np.array_equal(y[1], expected)
+    assert (y[2] == x[:lanes].max()).all()
+
+
 ULP = {np.float32: 1.2e-7, np.float64: 2.3e-16}
 FUNCTIONS = {  # name: (NumPy's, inputs, error allowed in units of the last place)
     "exp": (np.exp, np.linspace(-87, 88, 4096), 2),

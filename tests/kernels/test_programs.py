@@ -16,6 +16,7 @@ SIZES = {  # B, H, Hkv, L, S, D, Dv
     "two tasks": (1, 1, 1, 67, 11, 3, 17),
     "decode": (2, 4, 2, 1, 139, 13, 11),
     "decode, 3 queries": (1, 2, 2, 3, 61, 19, 7),
+    "decode, wide": (1, 4, 1, 1, 43, 41, 89),
 }
 TOLERANCE = {"float32": 2e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 2e-2}
 

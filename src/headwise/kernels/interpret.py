@@ -219,6 +219,10 @@ class Interpreter(Machine):
     def transpose(self, rows: Vectors) -> Vectors:
         return list(np.array(rows).T.copy())
 
+    def exchange(self, x: Any, y: Any, size: int) -> tuple[Any, Any]:
+        high = np.arange(self.lanes) & size != 0
+        return np.where(high, np.roll(y, size), x), np.where(high, y, np.roll(x, -size))
+
     def prefetch(self, p: Place) -> None:
         pass
 

@@ -309,8 +309,7 @@ class Compiler(Machine):
             nonlocal found
             s = first
             while s < n:
-                low = [c if not c & s else n + c - s for c in range(n)]
-                high = [c + s if not c & s else n + c for c in range(n)]
+                low, high = _squares(n, s)
                 found = [mix(i & ~s, i | s, high if i & s else low) for i in range(n)]
                 s *= 2
 
@@ -331,6 +330,12 @@ class Compiler(Machine):
         else:
             butterflies(1)
         return [Scalar(self.b, r) for r in found]
+
+    def exchange(self, x: Scalar, y: Scalar, size: int) -> tuple[Scalar, Scalar]:
+        low, high = _squares(self.lanes, size)
+        order = [ir.Constant(ir.VectorType(I32, self.lanes), lanes) for lanes in (low, high)]
+        one, two = (Scalar(self.b, self.b.shuffle_vector(x.v, y.v, lanes)) for lanes in order)
+        return one, two
 
     def prefetch(self, p: Address) -> None:
         self._call("llvm.prefetch.p0", VOID, p.v, I32(0), I32(3), I32(1))
@@ -512,6 +517,12 @@ def load_object(code: bytes, names: Sequence[str]) -> tuple[Any, dict[str, int]]
         builder.export_symbol(name)
     library = builder.link(_jit(), f"headwise-{names[0]}-{next(_numbers)}")
     return library, {name: int(library[name]) for name in names}
+
+
+def _squares(n: int, size: int) -> tuple[list[int], list[int]]:
+    """The lanes of two vectors that `exchange` puts together."""
+    low = [c if not c & size else n + c - size for c in range(n)]
+    return low, [c + size if not c & size else n + c for c in range(n)]
 
 
 def _count() -> Iterator[int]:

@@ -214,6 +214,12 @@ class Machine(ABC):
         """lanes x lanes."""
 
     @abstractmethod
+    def exchange(self, x: Value, y: Value, size: int) -> tuple[Value, Value]:
+        """Squares exchanged between two vectors. Where lane & size is 0: x and, in the second result, x from size lanes
+        on; elsewhere y from size lanes before and, in the second result, y.
+        """
+
+    @abstractmethod
     def prefetch(self, p: Pointer) -> None: ...
 
     # -- words made of primitives
@@ -280,11 +286,27 @@ class Machine(ABC):
 
     def fold(self, op: Callable[[Value, Value], Value], x: Value) -> Value:
         """All lanes of a vector into a scalar, halves upon halves."""
-        parts = [self.element(x, lane) for lane in range(self.lanes)]
-        while len(parts) > 1:
-            half = len(parts) // 2
-            parts = [op(a, b) for a, b in zip(parts[:half], parts[half:], strict=True)]
-        return parts[0]
+        return self.element(self.fold_all(op, x), 0)
+
+    def fold_all(self, op: Callable[[Value, Value], Value], x: Value) -> Value:
+        """The same in every lane."""
+        size = self.lanes // 2
+        while size:
+            x = op(*self.exchange(x, x, size))
+            size //= 2
+        return x
+
+    def sums(self, rows: Vectors, start: int = 1) -> Vectors:
+        """Neighbouring rows into one, again and again, until one is left: lane c of the last holds the sum of row c.
+
+        start: the rows put in are what was left of so many each.
+        """
+        size = start
+        while len(rows) > 1:
+            pairs = zip(rows[::2], rows[1::2], strict=True)
+            rows = [a + b for a, b in (self.exchange(x, y, size) for x, y in pairs)]
+            size *= 2
+        return rows
 
     def exp2(self, x: Value, degree: int) -> Value:
         """2**x for x <= 0, exactly 0 below the smallest normal number; not-a-number stays one."""
