@@ -12,10 +12,13 @@ except ModuleNotFoundError as error:
 from headwise.nn.cache import KVCache
 from headwise.nn.heads import Head, Heads
 from headwise.nn.layer import MultiHeadAttention
+from headwise.nn.norms import QKNorm
+from headwise.nn.position_bias import ALiBi, RelativeBias
 from headwise.nn.rotary import RotaryEmbedding
 from headwise.nn.scaling import DynamicNTKScaling, LinearScaling, Llama3Scaling, YarnScaling
 
 __all__ = [
+    "ALiBi",
     "DynamicNTKScaling",
     "Head",
     "Heads",
@@ -23,6 +26,8 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "MultiHeadAttention",
+    "QKNorm",
+    "RelativeBias",
     "RotaryEmbedding",
     "YarnScaling",
 ]

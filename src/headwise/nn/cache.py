@@ -6,8 +6,8 @@ This file has the interface and the cache that grows by itself; the other kinds 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -190,6 +190,16 @@ class KVCache:
     def __repr__(self) -> str:
         lengths = self.lengths.tolist()
         return f"{type(self).__name__}(lengths={lengths}, capacity={self.capacity}, bytes={self.nbytes})"
+
+    @contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """Takes back what was appended inside where an exception leaves it."""
+        lengths = self.lengths.tolist()
+        try:
+            yield
+        except BaseException:
+            self._taken_back(lengths)
+            raise
 
     # What a kind may change. `at` is where in the stores an entry's next token goes.
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from headwise import shapes
+from headwise.nn.cache import KVCache
+from headwise.nn.rotary import RotaryEmbedding
 from headwise.shapes import FLOATS, dtype_name
 
 OP = "MultiHeadAttention"
@@ -40,13 +43,88 @@ def split_width(embed_dim: int, num_heads: int) -> int:
     return embed_dim // num_heads
 
 
-def check_dropout(p: Any) -> float:
+def kv_groups(num_kv_heads: Any, num_heads: int) -> list[int]:
+    """How many query heads each key head serves: num_heads / num_kv_heads each, or as a sequence states."""
+    if isinstance(num_kv_heads, list | tuple):
+        groups = [check_size("num_kv_heads", n) for n in num_kv_heads]
+        if sum(groups) != num_heads:
+            raise ValueError(
+                f"{OP}: num_kv_heads, as a sequence, must add up to num_heads={num_heads} (how many query heads each "
+                f"key head serves); got {groups}"
+            )
+        return groups
+    Hkv = num_heads if num_kv_heads is None else check_size("num_kv_heads", num_kv_heads)
+    check_head_counts(num_heads, Hkv)
+    return [num_heads // Hkv] * Hkv
+
+
+def check_dropout(p: Any, name: str = "dropout") -> float:
     """A probability."""
     if isinstance(p, bool) or not isinstance(p, numbers.Real):
-        raise TypeError(f"{OP}: dropout must be a number; got {p!r} ({type(p).__name__})")
+        raise TypeError(f"{OP}: {name} must be a number; got {p!r} ({type(p).__name__})")
     if not 0 <= float(p) <= 1:
-        raise ValueError(f"{OP}: dropout must be a probability between 0 and 1; got {p}")
+        raise ValueError(f"{OP}: {name} must be a probability between 0 and 1; got {p}")
     return float(p)
+
+
+def check_number(name: str, x: Any, positive: bool = False) -> float | None:
+    """A finite number, positive where that is the rule, or None."""
+    return None if x is None else shapes.check_number(name, x, OP, positive)
+
+
+PROJECTIONS = "qkvog"
+
+
+def check_bias(bias: Any) -> str:
+    """The letters of the projections that add one: q k v o, and g for the output gate's."""
+    if isinstance(bias, bool):
+        return PROJECTIONS if bias else ""
+    if not isinstance(bias, str):
+        raise TypeError(
+            f"{OP}: bias must be True, False, or the letters of the projections that have one, as in 'qkv'; "
+            f"got {bias!r} ({type(bias).__name__})"
+        )
+    if set(bias) - set(PROJECTIONS):
+        raise ValueError(f"{OP}: bias must be made of the letters q k v o, and g for the output gate; got {bias!r}")
+    return bias
+
+
+def check_window(window: Any) -> tuple[int | None, int | None] | None:
+    """(left, right), from one number for both sides, or from a pair."""
+    if window is None:
+        return None
+    pair = window if isinstance(window, tuple | list) else (window, window)
+    whole = all(n is None or (isinstance(n, numbers.Integral) and not isinstance(n, bool)) for n in pair)
+    if len(pair) != 2 or not whole:
+        raise TypeError(
+            f"{OP}: window must be a whole number, or (left, right) with None for unbounded; "
+            f"got {window!r} ({type(window).__name__})"
+        )
+    if any(n is not None and n < 0 for n in pair):
+        raise ValueError(f"{OP}: window must be at least 0 (the position itself is always inside); got {window!r}")
+    return pair[0], pair[1]
+
+
+GATES = ("head", "element")
+
+
+def check_gate(gate: Any) -> str | None:
+    """None, "head" or "element"."""
+    if gate is not None and gate not in GATES:
+        raise ValueError(f"{OP}: output_gate must be 'head', 'element' or None; got {gate!r}")
+    return None if gate is None else str(gate)
+
+
+def check_rotary(rotary: Any, head_dim: int) -> RotaryEmbedding | None:
+    """A RotaryEmbedding that the heads are wide enough for; True stands for one of their width."""
+    if rotary is None or rotary is False:
+        return None
+    made = RotaryEmbedding(head_dim) if rotary is True else rotary
+    if not isinstance(made, RotaryEmbedding):
+        raise TypeError(f"{OP}: rotary must be a RotaryEmbedding, True or None; got {type(rotary).__name__}")
+    if made.width > head_dim:
+        raise ValueError(f"{OP}: rotary must have a width of at most head_dim={head_dim}; got width={made.width}")
+    return made
 
 
 def check_flag(name: str, flag: Any) -> bool:
@@ -92,10 +170,7 @@ def _check_input(name: str, x: Any, letters: str, width_letter: str, width: int,
         fix = f"; pass torch.as_tensor({name})" if hasattr(x, "__array__") or isinstance(x, list) else ""
         raise TypeError(f"{OP}: {name} must be a torch tensor; got {type(x).__name__}{fix}")
     if x.is_nested:
-        raise TypeError(
-            f"{OP}: {name} must be an ordinary tensor; got a nested one; "
-            "pad it (torch.nested.to_padded_tensor) and pass mask=headwise.key_lengths(lengths)"
-        )
+        raise TypeError(f"{OP}: {name} must be nested only where x is; got a nested tensor beside an ordinary x")
     if x.dim() not in (2, 3) or x.shape[-1] != width:
         raise ValueError(f"{OP}: {name} must have shape {letters} with {width_letter}={width}; got {tuple(x.shape)}")
     # A layer whose weights are loaded or dequantised when a projection runs shows others until then: not ours to judge.
@@ -122,3 +197,42 @@ def _check_batch(name: str, x: Any, queries: Any) -> None:
         )
     if x.dim() == 3 and x.shape[0] != queries.shape[0]:
         raise ValueError(f"{OP}: {name} must have B={queries.shape[0]} (from x); got {tuple(x.shape)}")
+
+
+def check_cache(cache: Any, x: Any, cu_seqlens: Any, lengths: Any) -> None:
+    """A cache goes with a batch of single sequences, and lengths with a cache."""
+    if cache is None:
+        if lengths is not None:
+            raise ValueError(
+                f"{OP}: lengths must come with a cache (they say how many tokens to keep); without one pass "
+                "mask=headwise.key_lengths(lengths)"
+            )
+        return
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"{OP}: cache must be a headwise.nn.KVCache; got {type(cache).__name__}")
+    if cu_seqlens is not None:
+        raise ValueError(
+            f"{OP}: cu_seqlens must be left out with a cache (each batch entry is one sequence); "
+            "pass one entry a document, padded on the right, and lengths"
+        )
+    if x.dim() != 3:
+        raise ValueError(f"{OP}: x must have shape [B, L, E] with a cache; got {tuple(x.shape)}; pass x[None]")
+
+
+def check_positions(positions: Any, key_positions: Any, cached: bool, biased: bool) -> None:
+    """What a cache has no place for: the positions that its keys were given."""
+    if cached and key_positions is not None:
+        raise ValueError(f"{OP}: key_positions must be left out with a cache (new keys stand behind those held)")
+    if cached and biased and positions is not None:
+        raise ValueError(
+            f"{OP}: positions must be left out where a layer with position_bias has a cache "
+            "(it does not hold the positions its keys were given)"
+        )
+
+
+def check_nested(cache: Any, lengths: Any, cu_seqlens: Any, cu_seqlens_k: Any) -> None:
+    """Nested tensors say themselves where their documents are, and are whole sequences."""
+    given = {"cache": cache, "lengths": lengths, "cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k}
+    for name, x in given.items():
+        if x is not None:
+            raise ValueError(f"{OP}: {name} must be left out where x is nested (its documents are whole sequences)")

@@ -64,7 +64,7 @@ class Head:
     def __init__(self, layer: MultiHeadAttention, index: int) -> None:
         self._layer = layer
         self.index = index
-        self.kv_index = index // (layer.num_heads // layer.num_kv_heads)
+        self.kv_index = layer.kv_head(index)
 
     @property
     def w_q(self) -> Tensor:

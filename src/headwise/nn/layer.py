@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from functools import reduce
+from math import gcd
+from operator import and_
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout as drop
 
 from headwise.functional import attention
-from headwise.nn import checks, convert
+from headwise.masks import as_mask, causal, window
+from headwise.nn import checks, convert, packing, projections
+from headwise.nn.cache import KVCache
 from headwise.nn.heads import Heads
+from headwise.nn.norms import HeadNorm, QKNorm, as_norm
+from headwise.nn.places import Place, follow, place
+from headwise.nn.position_bias import PositionBias, as_position_bias, at, score_function
+from headwise.nn.pruning import prune_heads
+from headwise.nn.rotary import RotaryEmbedding
 
 
 class MultiHeadAttention(nn.Module):
@@ -18,26 +31,46 @@ class MultiHeadAttention(nn.Module):
     B batch, H query heads, Hkv key/value heads, L queries, S keys, E embed_dim, Ec kdim, Ev vdim, D head_dim,
     Dv value_head_dim, Eo out_dim.
 
+    In order: q, k and v are projected; q and k normalised (`qk_norm`) and turned by their positions (`rotary`); scores
+    scaled, capped (`softcap`), biased by positions (`position_bias`), masked (`causal`, `window`, and what the call
+    says); the softmax has one more logit a head (`sinks`); each head's output is multiplied by its gates (`head_gate`,
+    `output_gate`) and projected.
+
     Parameters: q_proj.weight [H * D, E], k_proj.weight [Hkv * D, Ec], v_proj.weight [Hkv * Dv, Ev],
-    out_proj.weight [Eo, H * Dv], a bias for each, and head_gate [H] where asked for. Rows h * D to (h + 1) * D of
-    q_proj are head h's. With the same seed they start with the numbers of a torch.nn.MultiheadAttention of that shape.
+    out_proj.weight [Eo, H * Dv], a bias for each, and, where asked for, head_gate [H], sinks [H], gate_proj,
+    q_norm, k_norm and position_bias. Rows h * D to (h + 1) * D of q_proj are head h's. With the same seed they start
+    with the numbers of a torch.nn.MultiheadAttention of that shape.
 
     Args:
         embed_dim: E, width of x.
         num_heads: H.
-        num_kv_heads: Hkv, a divisor of H: grouped-query attention (Ainslie et al., 2023); default H.
+        num_kv_heads: Hkv, a divisor of H: grouped-query attention (Ainslie et al., 2023); default H. Or how many query
+            heads each key head serves, as a sequence that adds up to H: what pruning leaves, where it is uneven.
         head_dim: D; default E / H.
         value_head_dim: Dv; default D.
         kdim: Ec, width of what keys are made of; default E.
         vdim: Ev, width of what values are made of; default E.
         out_dim: Eo, width of y; default E.
-        bias: whether the four projections add one.
-        dropout: probability of dropping a weight, while training only.
+        bias: whether the projections add one; or the letters of those that do, of "qkvo" and "g" for the output gate's.
+        fused: one matrix product for q, k and v, where all are made of x; nothing else differs, names included.
+        causal: queries see the keys up to their own position.
+        window: queries see this many keys before and after their own position; or (left, right), None for unbounded.
+        rotary: a RotaryEmbedding; True for one of the whole width.
+        position_bias: ALiBi, RelativeBias (T5), a function (b, h, i, j) of *positions* i and j whose result is added to
+            the scores, or a list of these.
+        scale: factor of q . k; default 1 / sqrt(D).
+        softcap: c > 0; scores become c * tanh(s / c) (Gemma 2).
+        sinks: a learned logit in the denominator of each head's softmax, 0 at first (gpt-oss).
+        qk_norm: "rms", "layer" or a QKNorm.
+        output_gate: sigmoid(gate_proj(x)) times each head's output: one number a head ("head"), or one for each of its
+            widths ("element") (Qiu et al., 2025).
         head_gate: a learned factor for each head's output, 1 at first.
+        dropout: probability of dropping a weight, while training only.
+        output_dropout: probability of dropping an element of y, while training only.
         device, dtype: of the parameters.
     Raises:
-        ValueError: a size below 1, heads that do not divide, a dropout that is no probability.
-        TypeError: a size that is no whole number, a flag that is no bool.
+        ValueError: a size below 1, heads that do not divide, a dropout that is no probability, ...
+        TypeError: a size that is no whole number, a flag that is no bool, ...
 
     >>> import torch, headwise as hw
     >>> mha = MultiHeadAttention(embed_dim=12, num_heads=4, num_kv_heads=2)
@@ -48,21 +81,39 @@ class MultiHeadAttention(nn.Module):
     """
 
     head_gate: nn.Parameter | None
+    sinks: nn.Parameter | None
+    rotary: RotaryEmbedding | None
+    position_bias: PositionBias | None
+    q_norm: HeadNorm | None
+    k_norm: HeadNorm | None
+    gate_proj: nn.Linear | None
+    groups: tuple[int, ...] | None  # how many query heads each key head serves, where that differs
 
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
         *,
-        num_kv_heads: int | None = None,
+        num_kv_heads: int | Sequence[int] | None = None,
         head_dim: int | None = None,
         value_head_dim: int | None = None,
         kdim: int | None = None,
         vdim: int | None = None,
         out_dim: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
+        bias: bool | str = True,
+        fused: bool = False,
+        causal: bool = False,
+        window: int | tuple[int | None, int | None] | None = None,
+        rotary: RotaryEmbedding | bool | None = None,
+        position_bias: PositionBias | Callable[..., Any] | Sequence[Any] | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+        qk_norm: str | QKNorm | None = None,
+        output_gate: str | None = None,
         head_gate: bool = False,
+        dropout: float = 0.0,
+        output_dropout: float = 0.0,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -73,31 +124,50 @@ class MultiHeadAttention(nn.Module):
 
         self.embed_dim = E = checks.check_size("embed_dim", embed_dim)
         self.num_heads = H = checks.check_size("num_heads", num_heads)
-        self.num_kv_heads = Hkv = size("num_kv_heads", num_kv_heads, H)
-        checks.check_head_counts(H, Hkv)
+        self.set_groups(checks.kv_groups(num_kv_heads, H))
         self.head_dim = D = checks.split_width(E, H) if head_dim is None else checks.check_size("head_dim", head_dim)
         self.value_head_dim = Dv = size("value_head_dim", value_head_dim, D)
         self.kdim = size("kdim", kdim, E)
         self.vdim = size("vdim", vdim, E)
         self.out_dim = size("out_dim", out_dim, E)
         self.dropout = checks.check_dropout(dropout)
-        checks.check_flag("bias", bias)
+        self.output_dropout = checks.check_dropout(output_dropout, "output_dropout")
+        biases = checks.check_bias(bias)
+        self.fused, self.causal = checks.check_flag("fused", fused), checks.check_flag("causal", causal)
+        checks.check_flag("sinks", sinks)
         checks.check_flag("head_gate", head_gate)
+        self.window = checks.check_window(window)
+        self.scale = checks.check_number("scale", scale)
+        self.softcap = checks.check_number("softcap", softcap, positive=True)
+        self.output_gate = checks.check_gate(output_gate)
+        norm = as_norm(qk_norm)
 
         device = torch.get_default_device() if device is None else torch.device(device)
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
 
-        def linear(n: int, m: int) -> nn.Linear:
+        def linear(letter: str, n: int, m: int) -> nn.Linear:
             """n -> m, without numbers yet and without drawing any."""
-            made: nn.Linear = nn.Linear(n, m, bias=bias, device="meta", dtype=dtype).to_empty(device=device)
+            made: nn.Linear = nn.Linear(n, m, bias=letter in biases, device="meta", dtype=dtype).to_empty(device=device)
             return made
 
-        self.q_proj = linear(E, H * D)
-        self.k_proj = linear(self.kdim, Hkv * D)
-        self.v_proj = linear(self.vdim, Hkv * Dv)
-        self.out_proj = linear(H * Dv, self.out_dim)
-        gate = nn.Parameter(torch.empty(H, device=device, dtype=dtype)) if head_gate else None
-        self.register_parameter("head_gate", gate)
+        def vector(wanted: bool) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(H, **options)) if wanted else None
+
+        self.q_proj = linear("q", E, H * D)
+        self.k_proj = linear("k", self.kdim, self.num_kv_heads * D)
+        self.v_proj = linear("v", self.vdim, self.num_kv_heads * Dv)
+        self.out_proj = linear("o", H * Dv, self.out_dim)
+        self.register_parameter("head_gate", vector(head_gate))
+        self.register_parameter("sinks", vector(sinks))
+        gates = {None: 0, "head": H, "element": H * Dv}[self.output_gate]
+        self.gate_proj = linear("g", E, gates) if gates else None
+        self.q_norm = None if norm is None else HeadNorm(norm, H, D, **options)
+        self.k_norm = None if norm is None else HeadNorm(norm, self.num_kv_heads, D, **options)
+        self.rotary = checks.check_rotary(rotary, D)
+        self.position_bias = as_position_bias(position_bias, H)
         self.reset_parameters()
+        if self.fused:
+            projections.pack(self)
 
     def reset_parameters(self) -> None:
         """Draws the numbers of torch.nn.MultiheadAttention, in its order: out_proj, then the three projections.
@@ -122,6 +192,13 @@ class MultiHeadAttention(nn.Module):
                 nn.init.zeros_(bias)
         if self.head_gate is not None:
             nn.init.ones_(self.head_gate)
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+        if self.gate_proj is not None:
+            self.gate_proj.reset_parameters()
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                norm.reset_parameters()
 
     def forward(
         self,
@@ -131,45 +208,188 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Any = None,
         bias: Any = None,
+        score_mod: Any = None,
+        cache: KVCache | None = None,
+        lengths: Any = None,
+        positions: Any = None,
+        key_positions: Any = None,
+        cu_seqlens: Any = None,
+        cu_seqlens_k: Any = None,
         weights: bool = False,
         return_lse: bool = False,
     ) -> Any:
         """Self-attention `mha(x)`, cross-attention `mha(x, context)`, or `mha(x, context, value)`.
 
+        Query i stands at position offset + i: behind what the cache holds, or so that the last query stands at the last
+        key. Masks without an offset of their own follow it.
+
         Args:
-            x: [B, L, E] or [L, E], what queries are made of.
+            x: [B, L, E] or [L, E], what queries are made of; or nested [N, *, E] (torch.jagged), N documents.
             context: [B, S, Ec] or [S, Ec], what keys (and values) are made of; default x.
             value: [B, S, Ev] or [S, Ev], what values are made of; default context.
             mask: a mask (`headwise.causal()`, ...) or booleans that broadcast to [B, H, L, S]; True = may attend.
             bias: added to the scores; broadcasts to [B, H, L, S].
+            score_mod: (s, b, h, i, j) -> s, as `headwise.attention` has it; i and j are indices.
+            cache: the keys and values of what came before; this call's are appended, and S counts all of them.
+            lengths: [B], how many of the appended tokens are real (padding on the right is not kept); with a cache.
+            positions: [L] or [B, L], for rotary and position_bias; masks go by offsets.
+            key_positions: [S] or [B, S], where keys are made of context; default 0, 1, ... S - 1.
+            cu_seqlens: [N + 1], where each of N documents packed in x [T, E] starts, and T: queries attend to keys of
+                their own document, and positions start anew in each.
+            cu_seqlens_k: [N + 1], the same for context.
             weights: also return the lazy `Weights`; y stays the same, bit for bit.
             return_lse: also return the log-sum-exp of each row's scores [B, H, L].
         Returns:
-            y [B, L, Eo] or [L, Eo]; (y, weights), (y, lse) or (y, weights, lse) when asked for.
+            y [B, L, Eo] or [L, Eo], or nested as x is; (y, weights), (y, lse) or (y, weights, lse) when asked for, of
+            packed documents as of one sequence.
             A query that may attend to nothing gives out_proj's bias.
         Raises:
-            ValueError: a shape breaks a rule above. TypeError: a type, dtype or device does. And `attention`'s.
+            ValueError: a shape breaks a rule above. TypeError: a type, dtype or device does. And `attention`'s. The
+                cache is then as it was.
         """
+        options = {"mask": mask, "bias": bias, "score_mod": score_mod, "weights": weights, "return_lse": return_lse}
+        if packing.is_nested(x):
+            checks.check_nested(cache, lengths, cu_seqlens, cu_seqlens_k)
+            return self._nested(x, context, value, positions=positions, key_positions=key_positions, **options)
         checks.check_inputs(x, context, value, (self.embed_dim, self.kdim, self.vdim), self.q_proj.weight)
-        context = x if context is None else context
-        value = context if value is None else value
-        q = _split(self.q_proj(x), self.num_heads, self.head_dim)  # [B, H, L, D]
-        k = _split(self.k_proj(context), self.num_kv_heads, self.head_dim)  # [B, Hkv, S, D]
-        v = _split(self.v_proj(value), self.num_kv_heads, self.value_head_dim)  # [B, Hkv, S, Dv]
+        checks.check_cache(cache, x, cu_seqlens, lengths)
+        checks.check_positions(positions, key_positions, cache is not None, self.position_bias is not None)
+        alike = context is None  # queries and keys are made of the same tokens
+        keys = x if context is None else context
+        L, M = x.shape[-2], keys.shape[-2]
+        packed = packing.packed(cu_seqlens, cu_seqlens_k, alike, x, keys)
+        where = place(positions, key_positions, packed, x, M, alike)
+        q, k, v = projections.project(self, x, keys, keys if value is None else value)  # [B, H, L, D] and so on
+        q = q if self.q_norm is None else self.q_norm(q)
+        k = k if self.k_norm is None else self.k_norm(k)
+        if self.rotary is not None:
+            q, k = self.rotary.both(q, k, *where.for_rotary(L, M, alike, cache, x.device), alike)
+        offset, start, real = None, 0, None
+        with nullcontext() if cache is None or torch.compiler.is_compiling() else cache.unless_it_fails():
+            if cache is not None:
+                k, v, offset, start, real = cache.append(k, v, lengths=lengths, queries=L)
+            out, *rest = self._attend(q, k, v, where, offset, start, real, **options)
+            y = self._output(x, out)
+        return (y, *rest) if rest else y
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        where: Place,
+        offset: Any,
+        start: Any,
+        real: Any,
+        *,
+        mask: Any,
+        bias: Any,
+        score_mod: Any,
+        weights: bool,
+        return_lse: bool,
+    ) -> tuple[Any, ...]:
+        """out [B, H, L, Dv], and the weights and lse where asked for; query 0 is at `offset` among the keys."""
+        rules = [] if mask is None else [as_mask(mask)]
+        if self.causal:
+            rules.append(causal())
+        if self.window is not None:
+            rules.append(window(*self.window))
+        rules = [follow(rule, offset, where.packed) for rule in rules]
+        rules += [] if real is None else [real]
+        rules += [] if where.packed is None else [where.packed.mask()]
+        if self.position_bias is not None:
+            first = start + (k.shape[-2] - q.shape[-2] if offset is None else offset)
+            function = self.position_bias.function(torch.promote_types(q.dtype, torch.float32), q.device)
+            score_mod = score_function(score_mod, function, at(where.queries, first), at(where.keys, start))
         result = attention(
             q,
-            k,
-            v,
-            mask=mask,
+            *self._for_each_group(k, v),
+            mask=reduce(and_, rules) if rules else None,
             bias=bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
             head_gate=self.head_gate,
+            score_mod=score_mod,
             dropout_p=self.dropout if self.training else 0.0,
             weights=weights,
             return_lse=return_lse,
         )
-        out, *rest = result if isinstance(result, tuple) else (result,)  # [B, H, L, Dv]
-        y = self.out_proj(out.transpose(-3, -2).flatten(-2))  # [B, L, H * Dv] -> [B, L, Eo]
-        return (y, *rest) if rest else y
+        return result if isinstance(result, tuple) else (result,)
+
+    def _output(self, x: Tensor, out: Tensor) -> Tensor:
+        """out [B, H, L, Dv], gated, to y [B, L, Eo]."""
+        out = out.transpose(-3, -2)  # [B, L, H, Dv]
+        if self.gate_proj is not None:
+            gate = torch.unflatten(torch.sigmoid(self.gate_proj(x)), -1, (self.num_heads, -1))  # [B, L, H, 1 or Dv]
+            out = out * gate.to(out.dtype)
+        y: Tensor = self.out_proj(out.flatten(-2))  # [B, L, H * Dv] -> [B, L, Eo]
+        return drop(y, self.output_dropout, self.training) if self.output_dropout else y
+
+    def _for_each_group(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """k and v as they are; where groups differ in size, each key head as often as makes them equal."""
+        if self.groups is None:
+            return k, v
+        size = gcd(*self.groups)
+        heads = torch.tensor([g for g, n in enumerate(self.groups) for _ in range(n // size)], device=k.device)
+        return k.index_select(-3, heads), v.index_select(-3, heads)
+
+    def _nested(self, x: Tensor, context: Any, value: Any, **options: Any) -> Any:
+        """The call with nested tensors, as one with packed documents."""
+        tokens, cu_seqlens = packing.unnested("x", x)
+        cu_seqlens_k = None
+        if context is not None:
+            context, cu_seqlens_k = packing.unnested("context", context)
+        if value is not None:
+            value, found = packing.unnested("value", value)
+            packing.check_same_lengths(found, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
+        result = self(tokens, context, value, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, **options)
+        y, *rest = result if isinstance(result, tuple) else (result,)
+        return (packing.renested(y, x), *rest) if rest else packing.renested(y, x)
+
+    def prune_heads(self, heads: Iterable[int]) -> Self:
+        """Takes heads out for good, in place: the matrices get smaller, y is what it is with these heads' gates at 0.
+
+        A key head that no query head is left for goes too. Where groups are left uneven (`groups`), keys and values
+        are repeated in each call, so that each query head still reads its own. Parameters are new ones: make optimizers
+        afterwards.
+
+        Args:
+            heads: which, from 0; negative ones count from the end.
+        Returns:
+            The layer itself.
+        Raises:
+            IndexError: there is no such head. ValueError: none would be left. TypeError: not whole numbers, or a
+                projection is no plain torch.nn.Linear.
+
+        >>> mha = MultiHeadAttention(12, 4)
+        >>> mha.prune_heads([0, 2]).q_proj.weight.shape, mha.out_proj.weight.shape
+        (torch.Size([6, 12]), torch.Size([12, 6]))
+        """
+        prune_heads(self, heads)
+        return self
+
+    def set_groups(self, counts: Sequence[int]) -> None:
+        """Key head g serves counts[g] query heads."""
+        self.num_kv_heads = len(counts)
+        self.groups = None if len(set(counts)) == 1 else tuple(counts)
+
+    def kv_head(self, h: int) -> int:
+        """The key head that query head h reads."""
+        if self.groups is None:
+            return h // (self.num_heads // self.num_kv_heads)
+        return [g for g, n in enumerate(self.groups) for _ in range(n)][h]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        applied: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.fused:
+            projections.pack(self)
+        return applied
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.fused:
+            projections.pack(self)
 
     @property
     def heads(self) -> Heads:
@@ -236,21 +456,23 @@ class MultiHeadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes, and what differs from its default."""
-        shown = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
-        defaults = {
+        shown: dict[str, Any] = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
+        defaults: dict[str, Any] = {
             "num_kv_heads": self.num_heads,
+            "groups": None,
             "value_head_dim": self.head_dim,
             "kdim": self.embed_dim,
             "vdim": self.embed_dim,
             "out_dim": self.embed_dim,
+            "fused": False,
+            "causal": False,
+            "window": None,
+            "scale": None,
+            "softcap": None,
+            "output_gate": None,
             "dropout": 0.0,
+            "output_dropout": 0.0,
         }
         shown |= {name: getattr(self, name) for name, usual in defaults.items() if getattr(self, name) != usual}
-        if self.head_gate is not None:
-            shown["head_gate"] = True
-        return ", ".join(f"{name}={value}" for name, value in shown.items())
-
-
-def _split(y: Tensor, heads: int, width: int) -> Tensor:
-    """[B, L, heads * width] -> [B, heads, L, width], a view."""
-    return y.view(*y.shape[:-1], heads, width).transpose(-3, -2)
+        shown |= {name: True for name in ("sinks", "head_gate") if getattr(self, name) is not None}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())

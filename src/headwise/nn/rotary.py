@@ -107,6 +107,13 @@ class RotaryEmbedding(nn.Module):
             parts = [a * cos - b * sin, b * cos + a * sin]
         return torch.cat([*parts, rest], -1).to(x.dtype)
 
+    def both(
+        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, alike: bool
+    ) -> tuple[Tensor, Tensor]:
+        """q [B, H, L, D] and k [B, Hkv, S, D] turned by positions [L] or [B, L], [S] or [B, S]; alike: by the same."""
+        table = _for_heads(self.table(queries, q.dtype))
+        return self.rotate(q, table), self.rotate(k, table if alike else _for_heads(self.table(keys, k.dtype)))
+
     def forward(self, x: Any, positions: Tensor | None = None) -> Tensor:
         """x turned by its positions.
 
@@ -133,10 +140,7 @@ class RotaryEmbedding(nn.Module):
         if tuple(positions.shape) not in allowed:
             rule = f"{'[L] or [B, L]' if x.dim() == 4 else '[L]'} with L={L} (from x)"
             raise ValueError(f"{OP}: positions must have shape {rule}; got {tuple(positions.shape)}")
-        cos, sin = self.table(positions, x.dtype)
-        if positions.dim() == 2:
-            cos, sin = cos[:, None], sin[:, None]  # [B, 1, L, R / 2]
-        return self.rotate(x, (cos, sin))
+        return self.rotate(x, _for_heads(self.table(positions, x.dtype)))
 
     def extra_repr(self) -> str:
         """The numbers that differ from their defaults."""
@@ -144,6 +148,12 @@ class RotaryEmbedding(nn.Module):
         shown += ["interleaved=True"] if self.interleaved else []
         shown += [] if self.scaling is None else [f"scaling={self.scaling}"]
         return ", ".join(shown)
+
+
+def _for_heads(table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [L, R / 2] as they are; [B, L, R / 2] as [B, 1, L, R / 2]."""
+    cos, sin = table
+    return (cos[:, None], sin[:, None]) if cos.dim() == 3 else (cos, sin)
 
 
 def _check(width: Any, base: Any, interleaved: Any, scaling: Any) -> None:

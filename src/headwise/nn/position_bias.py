@@ -1,0 +1,216 @@
+"""Biases that depend on positions: ALiBi, T5's buckets, and any function.
+
+Each is a function (b, h, i, j) of batch entry, head, and the *positions* i of a query and j of a key, which a cache, a
+packed batch or given positions make differ from their indices. It is called with integer tensors that broadcast
+together, never for all pairs at once, so no L x S array is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.positions import alibi_slopes, check_buckets, t5_buckets
+
+Function = Callable[[Any, Any, Any, Any], Any]
+
+
+class PositionBias(nn.Module):
+    """What is added to scores, as the layer sees it."""
+
+    def function(self, dtype: torch.dtype, device: torch.device) -> Function:
+        """The function (b, h, i, j) for one call; numbers it holds have this dtype, fp32 or fp64."""
+        raise NotImplementedError
+
+    def keep_heads(self, heads: list[int]) -> None:
+        """Only these heads are left, in this order."""
+
+    def check_heads(self, H: int) -> None:
+        """Refuses a number of heads that this is not made for."""
+
+
+class ALiBi(PositionBias):
+    """-slope[h] * |i - j| (Press et al., 2022); slopes as the paper has them, or given. It has no parameters.
+
+    Args:
+        num_heads: H.
+        slopes: [H] numbers; default `headwise.positions.alibi_slopes(H)`.
+    Raises:
+        ValueError: not H slopes.
+
+    >>> ALiBi(4).slopes
+    (0.25, 0.0625, 0.015625, 0.00390625)
+    """
+
+    def __init__(self, num_heads: int, slopes: Sequence[float] | None = None) -> None:
+        super().__init__()
+        made = alibi_slopes(num_heads).tolist() if slopes is None else [float(x) for x in slopes]
+        if len(made) != num_heads:
+            raise ValueError(f"ALiBi: slopes must be num_heads={num_heads} numbers; got {len(made)}")
+        self.slopes: tuple[float, ...] = tuple(made)  # numbers and not a buffer, which a cast to bf16 would round
+
+    def function(self, dtype: torch.dtype, device: torch.device) -> Function:
+        slopes = torch.tensor(self.slopes, dtype=dtype, device=device)
+        return lambda b, h, i, j: abs(i - j) * -slopes[h]
+
+    def keep_heads(self, heads: list[int]) -> None:
+        self.slopes = tuple(self.slopes[h] for h in heads)
+
+    def check_heads(self, H: int) -> None:
+        _same_heads("ALiBi", len(self.slopes), H)
+
+    def extra_repr(self) -> str:
+        """How many heads."""
+        return f"num_heads={len(self.slopes)}"
+
+
+class RelativeBias(PositionBias):
+    """A learned number for each head and bucket of distances (T5; Raffel et al., 2020, section 2.1).
+
+    Parameter: weight [num_buckets, H], zeros at first.
+
+    Args:
+        num_heads: H.
+        num_buckets, max_distance, two_sided: as `headwise.positions.t5_buckets` has them; T5's encoder is two-sided,
+            its decoder one-sided.
+    Raises:
+        ValueError: too few buckets, or a max_distance that leaves none for far distances.
+
+    >>> RelativeBias(4, two_sided=False).weight.shape
+    torch.Size([32, 4])
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        *,
+        two_sided: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_buckets(num_buckets, max_distance, two_sided, "RelativeBias")
+        self.num_buckets, self.max_distance, self.two_sided = num_buckets, max_distance, two_sided
+        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Zeros: no bias."""
+        nn.init.zeros_(self.weight)
+
+    def function(self, dtype: torch.dtype, device: torch.device) -> Function:
+        m = self.max_distance  # farther away nothing changes, so these distances stand for all
+        bucket = torch.tensor(t5_buckets(range(-m, m + 1), self.num_buckets, m, self.two_sided).tolist(), device=device)
+        by_distance = self.weight.to(dtype)[bucket]  # [2 m + 1, H]
+        return lambda b, h, i, j: by_distance[(j - i).clamp(-m, m) + m, h]
+
+    def keep_heads(self, heads: list[int]) -> None:
+        kept = self.weight.detach()[:, heads].clone()
+        self.weight = nn.Parameter(kept, requires_grad=self.weight.requires_grad)
+
+    def check_heads(self, H: int) -> None:
+        _same_heads("RelativeBias", self.weight.shape[1], H)
+
+    def extra_repr(self) -> str:
+        """The numbers."""
+        H, sides = self.weight.shape[1], "" if self.two_sided else ", two_sided=False"
+        return f"num_heads={H}, num_buckets={self.num_buckets}, max_distance={self.max_distance}{sides}"
+
+
+class FunctionBias(PositionBias):
+    """A function (or module) of the user's; h is a head's number before any were pruned."""
+
+    def __init__(self, wrapped: Function) -> None:
+        super().__init__()
+        self.wrapped = wrapped
+        self.heads: list[int] | None = None
+
+    def function(self, dtype: torch.dtype, device: torch.device) -> Function:
+        wrapped = self.wrapped
+        if self.heads is None:
+            return wrapped
+        heads = torch.tensor(self.heads, device=device)
+        return lambda b, h, i, j: wrapped(b, heads[h], i, j)
+
+    def keep_heads(self, heads: list[int]) -> None:
+        self.heads = [h if self.heads is None else self.heads[h] for h in heads]
+
+
+class SumOfBiases(PositionBias):
+    """Several, added up."""
+
+    def __init__(self, parts: list[PositionBias]) -> None:
+        super().__init__()
+        for n, part in enumerate(parts):
+            self.add_module(str(n), part)
+
+    def function(self, dtype: torch.dtype, device: torch.device) -> Function:
+        first, *others = (part.function(dtype, device) for part in self._parts())
+        for other in others:
+            first = _added(first, other)
+        return first
+
+    def keep_heads(self, heads: list[int]) -> None:
+        for part in self._parts():
+            part.keep_heads(heads)
+
+    def check_heads(self, H: int) -> None:
+        for part in self._parts():
+            part.check_heads(H)
+
+    def _parts(self) -> list[PositionBias]:
+        return [part for part in self.children() if isinstance(part, PositionBias)]
+
+
+def as_position_bias(bias: Any, H: int) -> PositionBias | None:
+    """A PositionBias from one, from a function, or from several of them."""
+    if bias is None:
+        return None
+    if isinstance(bias, list | tuple):
+        parts = [as_position_bias(part, H) for part in bias]
+        return SumOfBiases([part for part in parts if part is not None]) if parts else None
+    if not isinstance(bias, PositionBias) and not callable(bias):
+        raise TypeError(
+            "MultiHeadAttention: position_bias must be ALiBi, RelativeBias, a function of (b, h, i, j), or a list of "
+            f"these; got {type(bias).__name__}"
+        )
+    made = bias if isinstance(bias, PositionBias) else FunctionBias(bias)
+    made.check_heads(H)
+    return made
+
+
+def _added(f: Function, g: Function) -> Function:
+    return lambda b, h, i, j: f(b, h, i, j) + g(b, h, i, j)
+
+
+def _same_heads(name: str, found: int, H: int) -> None:
+    if found != H:
+        raise ValueError(f"MultiHeadAttention: position_bias {name} must have num_heads={H}; got {found}")
+
+
+def at(positions: Tensor | None, first: Any) -> Callable[[Any, Any], Any]:
+    """The function (b, n) that gives the n-th position: given ones [L] or [B, L], or first + n, first an int or [B]."""
+    if positions is not None:
+        if positions.dim() == 2 and positions.shape[0] == 1:
+            positions = positions[0]
+        given = positions
+        return (lambda b, n: given[n]) if given.dim() == 1 else (lambda b, n: given[b, n])
+    if isinstance(first, Tensor):
+        firsts = first
+        return lambda b, n: n + firsts[b]
+    return lambda b, n: n + first
+
+
+def score_function(user: Any, bias: Function | None, query_at: Any, key_at: Any) -> Any:
+    """score_mod for the op: the user's, then the bias at the positions."""
+    if bias is None:
+        return user
+    added = bias
+    if user is None:
+        return lambda s, b, h, i, j: s + added(b, h, query_at(b, i), key_at(b, j))
+    return lambda s, b, h, i, j: user(s, b, h, i, j) + added(b, h, query_at(b, i), key_at(b, j))

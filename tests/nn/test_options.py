@@ -1,0 +1,27 @@
+"""The layer with its options together, held against NumPy in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from nn.complete import Call, calls, expected
+from problems import examples
+
+
+def call_options(call: Call) -> dict[str, Any]:
+    """What the call is told about its documents."""
+    if call.documents is None:
+        return {}
+    q, k = (np.cumsum([0, *n]) for n in call.documents)
+    return {"cu_seqlens": q} | ({} if call.S is None else {"cu_seqlens_k": k})
+
+
+@given(calls())
+@examples(5)
+def test_any_options_together_equal_numpy_in_float64(call: Call) -> None:
+    layer, inputs, extras = call.layer(), call.inputs(), call.extras()
+    y = layer(*inputs, **extras, **call_options(call))
+    want = expected(call, layer, inputs, extras)
+    np.testing.assert_allclose(y.detach().numpy(), want, rtol=1e-9, atol=1e-10)
