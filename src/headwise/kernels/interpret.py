@@ -147,6 +147,12 @@ class Interpreter(Machine):
         y = self._narrowed(x, p.kind)
         p.write(y if n is None else y[: min(n, self.lanes)])
 
+    def add_to(self, x: Any, p: Place) -> None:
+        p.write(p.read(self.lanes) + x.astype(DTYPES[p.kind]))
+
+    def any(self, x: Any) -> Any:
+        return bool(x.any())
+
     def gather(self, at: Sequence[Place]) -> Any:
         return self._widened(np.concatenate([p.read(1) for p in at]), at[0].kind)
 

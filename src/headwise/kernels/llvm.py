@@ -194,6 +194,14 @@ class Compiler(Machine):
             y = self.b.trunc(y, ir.VectorType(I8, self.lanes))
         self._store_raw(y, p, n)
 
+    def add_to(self, x: Scalar, p: Address) -> None:
+        y = self._narrowed(x, p.kind).v
+        self._store_raw(self.b.fadd(self._raw(p, self.lanes, None), y), p, None)
+
+    def any(self, x: Scalar) -> Scalar:
+        bits = ir.IntType(self.lanes)
+        return Scalar(self.b, self.b.icmp_unsigned("!=", self.b.bitcast(x.v, bits), bits(0)))
+
     def _store_raw(self, y: Any, p: Address, n: int | None) -> None:
         align = 2 if p.kind == "word" else KINDS[p.kind]
         if n is None or n >= self.lanes:

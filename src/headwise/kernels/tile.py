@@ -144,6 +144,14 @@ class Machine(ABC):
         """A vector, rounded to p's kind; only the first n elements if n is given."""
 
     @abstractmethod
+    def add_to(self, x: Value, p: Pointer) -> None:
+        """p[lane] += x, added in p's kind: sums wider than what the kernel computes in."""
+
+    @abstractmethod
+    def any(self, x: Value) -> Value:
+        """Whether a condition holds in one lane at least, a scalar."""
+
+    @abstractmethod
     def load_words(self, p: Pointer, n: int | None = None) -> Value:
         """A vector of words from elements of any kind; only the first n *elements* if n is given, then zeros."""
 
