@@ -5,6 +5,7 @@ B batch, H query heads, Hkv key heads, L queries, S keys, D width of q and k, Dv
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,9 +110,17 @@ class Call:
 
 
 def expected(
-    call: Call, layer: MultiHeadAttention, inputs: list[torch.Tensor], extras: dict[str, Any], allowed: Any = True
+    call: Call,
+    layer: MultiHeadAttention,
+    inputs: list[torch.Tensor],
+    extras: dict[str, Any],
+    allowed: Any = True,
+    kept: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> np.ndarray:
-    """y [B, L, Eo] from the call's description and the layer's parameters; allowed: what else is masked."""
+    """y [B, L, Eo] from the call's description and the layer's parameters.
+
+    allowed: what else is masked; kept: what a cache makes of keys and values.
+    """
     p = {name: x.detach().double().numpy() for name, x in layer.state_dict().items()}
     x, context, value = (y.double().numpy() for y in (*inputs, *inputs[-1:] * 2)[:3])
     o = call.options
@@ -129,6 +138,7 @@ def expected(
     i, j, near = places(call, B, L, S, extras)  # [B, L], [B, S], [B, L, S]
     if "rotary" in o:
         q, k = turned(q, i, o["rotary"]), turned(k, j, o["rotary"])
+    k, v = kept(k), kept(v)
     left, right = call.window
     seen = np.broadcast_to(allowed, (B, H, L, S)) & np.ones((B, H, L, S), bool)
     if call.causal:

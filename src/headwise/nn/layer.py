@@ -299,8 +299,8 @@ class MultiHeadAttention(nn.Module):
         rules += [] if where.packed is None else [where.packed.mask()]
         if self.position_bias is not None:
             first = start + (k.shape[-2] - q.shape[-2] if offset is None else offset)
-            function = self.position_bias.function(torch.promote_types(q.dtype, torch.float32), q.device)
-            score_mod = score_function(score_mod, function, at(where.queries, first), at(where.keys, start))
+            functions = self.position_bias.functions(torch.promote_types(q.dtype, torch.float32), q.device)
+            score_mod = score_function(score_mod, functions, at(where.queries, first), at(where.keys, start))
         result = attention(
             q,
             *self._for_each_group(k, v),

@@ -8,6 +8,7 @@ together, never for all pairs at once, so no L x S array is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ Function = Callable[[Any, Any, Any, Any], Any]
 class PositionBias(nn.Module):
     """What is added to scores, as the layer sees it."""
 
-    def function(self, dtype: torch.dtype, device: torch.device) -> Function:
-        """The function (b, h, i, j) for one call; numbers it holds have this dtype, fp32 or fp64."""
+    def functions(self, dtype: torch.dtype, device: torch.device) -> list[Function]:
+        """Functions (b, h, i, j) for one call, to be added up; numbers they hold have this dtype, fp32 or fp64."""
         raise NotImplementedError
 
     def keep_heads(self, heads: list[int]) -> None:
@@ -52,9 +53,9 @@ class ALiBi(PositionBias):
             raise ValueError(f"ALiBi: slopes must be num_heads={num_heads} numbers; got {len(made)}")
         self.slopes: tuple[float, ...] = tuple(made)  # numbers and not a buffer, which a cast to bf16 would round
 
-    def function(self, dtype: torch.dtype, device: torch.device) -> Function:
+    def functions(self, dtype: torch.dtype, device: torch.device) -> list[Function]:
         slopes = torch.tensor(self.slopes, dtype=dtype, device=device)
-        return lambda b, h, i, j: abs(i - j) * -slopes[h]
+        return [lambda b, h, i, j: abs(i - j) * -slopes[h]]
 
     def keep_heads(self, heads: list[int]) -> None:
         self.slopes = tuple(self.slopes[h] for h in heads)
@@ -103,11 +104,11 @@ class RelativeBias(PositionBias):
         """Zeros: no bias."""
         nn.init.zeros_(self.weight)
 
-    def function(self, dtype: torch.dtype, device: torch.device) -> Function:
+    def functions(self, dtype: torch.dtype, device: torch.device) -> list[Function]:
         m = self.max_distance  # farther away nothing changes, so these distances stand for all
         bucket = torch.tensor(t5_buckets(range(-m, m + 1), self.num_buckets, m, self.two_sided).tolist(), device=device)
         by_distance = self.weight.to(dtype)[bucket]  # [2 m + 1, H]
-        return lambda b, h, i, j: by_distance[(j - i).clamp(-m, m) + m, h]
+        return [lambda b, h, i, j: by_distance[(j - i).clamp(-m, m) + m, h]]
 
     def keep_heads(self, heads: list[int]) -> None:
         kept = self.weight.detach()[:, heads].clone()
@@ -130,12 +131,12 @@ class FunctionBias(PositionBias):
         self.wrapped = wrapped
         self.heads: list[int] | None = None
 
-    def function(self, dtype: torch.dtype, device: torch.device) -> Function:
+    def functions(self, dtype: torch.dtype, device: torch.device) -> list[Function]:
         wrapped = self.wrapped
         if self.heads is None:
-            return wrapped
+            return [wrapped]
         heads = torch.tensor(self.heads, device=device)
-        return lambda b, h, i, j: wrapped(b, heads[h], i, j)
+        return [lambda b, h, i, j: wrapped(b, heads[h], i, j)]
 
     def keep_heads(self, heads: list[int]) -> None:
         self.heads = [h if self.heads is None else self.heads[h] for h in heads]
@@ -149,11 +150,8 @@ class SumOfBiases(PositionBias):
         for n, part in enumerate(parts):
             self.add_module(str(n), part)
 
-    def function(self, dtype: torch.dtype, device: torch.device) -> Function:
-        first, *others = (part.function(dtype, device) for part in self._parts())
-        for other in others:
-            first = _added(first, other)
-        return first
+    def functions(self, dtype: torch.dtype, device: torch.device) -> list[Function]:
+        return [f for part in self._parts() for f in part.functions(dtype, device)]
 
     def keep_heads(self, heads: list[int]) -> None:
         for part in self._parts():
@@ -184,10 +182,6 @@ def as_position_bias(bias: Any, H: int) -> PositionBias | None:
     return made
 
 
-def _added(f: Function, g: Function) -> Function:
-    return lambda b, h, i, j: f(b, h, i, j) + g(b, h, i, j)
-
-
 def _same_heads(name: str, found: int, H: int) -> None:
     if found != H:
         raise ValueError(f"MultiHeadAttention: position_bias {name} must have num_heads={H}; got {found}")
@@ -206,11 +200,18 @@ def at(positions: Tensor | None, first: Any) -> Callable[[Any, Any], Any]:
     return lambda b, n: n + first
 
 
-def score_function(user: Any, bias: Function | None, query_at: Any, key_at: Any) -> Any:
-    """score_mod for the op: the user's, then the bias at the positions."""
-    if bias is None:
-        return user
-    added = bias
-    if user is None:
-        return lambda s, b, h, i, j: s + added(b, h, query_at(b, i), key_at(b, j))
-    return lambda s, b, h, i, j: user(s, b, h, i, j) + added(b, h, query_at(b, i), key_at(b, j))
+def score_function(user: Any, biases: Sequence[Function], query_at: Any, key_at: Any) -> Any:
+    """score_mod for the op: the user's, then the biases at the positions.
+
+    All functions are bound arguments, where the kernels' tracer finds the arrays that each refers to.
+    """
+    return partial(_biased, user, query_at, key_at, *biases)
+
+
+def _biased(user: Any, query_at: Any, key_at: Any, *biases_and_place: Any) -> Any:
+    *biases, s, b, h, i, j = biases_and_place
+    if user is not None:
+        s = user(s, b, h, i, j)
+    for bias in biases:
+        s = s + bias(b, h, query_at(b, i), key_at(b, j))
+    return s
