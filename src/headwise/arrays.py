@@ -1,4 +1,4 @@
-"""NumPy arrays and torch tensors side by side, without importing torch for those who do not use it."""
+"""NumPy, torch and JAX arrays side by side, without importing torch or JAX for those who do not use them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,27 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def is_jax(x: Any) -> bool:
+    """Whether x is a JAX array, also one that is being traced; JAX is looked up, never imported."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, getattr(jax, "Array", ()))
+
+
 def is_array(x: Any) -> bool:
-    """Whether x is a NumPy array or a torch tensor."""
-    return isinstance(x, np.ndarray) or is_torch(x)
+    """Whether x is a NumPy array, a torch tensor or a JAX array."""
+    return isinstance(x, np.ndarray) or is_torch(x) or is_jax(x)
 
 
 def like(x: Any, index: Any) -> Any:
-    """x as an array of the library (and on the device) of `index`, which is what masks and biases are indexed with."""
+    """x as an array of the library (and device) of `index`, which is what masks and biases are indexed with."""
     if is_torch(index):
         if is_torch(x):
             return x if x.device == index.device else x.to(index.device)
         x = np.asarray(x)
         x = x if x.flags.writeable else x.copy()  # torch warns about memory that it must not write
         return sys.modules["torch"].as_tensor(x, device=index.device)
+    if is_jax(index):
+        return x if is_jax(x) else sys.modules["jax"].numpy.asarray(to_numpy(x))
     return to_numpy(x)
 
 
@@ -48,4 +56,6 @@ def known(x: Any) -> np.ndarray | None:
             return None
         if torch._C._functorch.is_functorch_wrapped_tensor(x):
             return None
+    if is_jax(x) and isinstance(x, sys.modules["jax"].core.Tracer):
+        return None
     return to_numpy(x)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from headwise import shapes
-from headwise.arrays import is_torch
+from headwise.arrays import is_jax, is_torch
 from headwise.backends import choose
 from headwise.masks import Mask, as_mask
 from headwise.scores import Options, ScoreMod
@@ -43,7 +43,7 @@ def attention(
     and zero gradients; what is masked leaks into nothing, NaN included.
 
     Args:
-        q: [B, H, L, D], a NumPy array or torch tensor; 3-D (no batch) and 2-D (one head) work too.
+        q: [B, H, L, D], a NumPy, torch or JAX array; 3-D (no batch) and 2-D (one head) work too.
         k: [B, Hkv, S, D]; H must be a multiple of Hkv, and query head h reads key head h // (H // Hkv).
         v: [B, Hkv, S, Dv].
         mask: a mask (`causal()`, `window()`, ...) or booleans that broadcast to [B, H, L, S]; True = may attend.
@@ -60,8 +60,8 @@ def attention(
         return_lse: also return the log-sum-exp of each row [B, H, L]: natural log, sinks included, fp32
             (fp64 for fp64).
         backend: "auto": the compiled CPU kernels where they can take the input (the first call of a kind compiles, some
-            tenths of a second, once per machine), else NumPy's or torch's operations. "compiled", "plain" (NumPy
-            arrays) or "torch" (tensors): these or an error.
+            tenths of a second, once per machine), else the operations of q's library. "compiled", "plain" (NumPy
+            arrays), "torch" (tensors) or "jax" (JAX arrays): these or an error.
     Returns:
         out [B, H, L, Dv], contiguous, q's kind and dtype (integers compute in fp64);
         (out, weights), (out, lse) or (out, weights, lse) when asked for.
@@ -75,18 +75,27 @@ def attention(
            [2.34]])
     """
     q, k, v = _same_kind(q, k, v)
-    torch_in = is_torch(q)
     sizes = shapes.check_sizes(q, k, v)
-    shapes.check_dtypes(q, k, v, integers=not torch_in)
+    shapes.check_dtypes(q, k, v, integers=isinstance(q, np.ndarray))
     options = _options(q, sizes, mask, bias, scale, softcap, sinks, head_gate, score_mod, dropout_p)
     lead = 4 - q.ndim
     q4, k4, v4 = (x[(None,) * lead] for x in (q, k, v))
     out, lse = choose.attention(backend, q4, k4, v4, options, sizes)
-    lazy = Weights(q4, k4, v4, out, lse, options, sizes, lead) if weights else None
+    lazy = _lazy(q4, k4, v4, out, lse, options, sizes, lead) if weights else None
     out, lse = out[(0,) * lead], lse[(0,) * lead]
     if weights:
         return (out, lazy, lse) if return_lse else (out, lazy)
     return (out, lse) if return_lse else out
+
+
+def _lazy(q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options, sizes: Sizes, lead: int) -> Weights:
+    if is_jax(q):
+        from headwise.backends import jax
+
+        if jax.traced(q, k, v, out):
+            raise TypeError("attention: weights=True must be asked for outside of jax.jit and jax.grad; got tracers")
+        q, k, v, out, lse, options = *(np.asarray(x) for x in (q, k, v, out, lse)), jax.on_numpy(options)
+    return Weights(q, k, v, out, lse, options, sizes, lead)
 
 
 def multi_head_attention(
@@ -108,7 +117,7 @@ def multi_head_attention(
     B batch, H heads, Hkv key/value heads, L queries, S keys, E model width, D width of q and k, Dv width of v.
 
     Args:
-        x: [B, L, E] or [L, E], a NumPy array or torch tensor.
+        x: [B, L, E] or [L, E], a NumPy, torch or JAX array.
         w_q: [H, E, D], one projection a head, stacked first.
         w_k: [Hkv, Ec, D]. w_v: [Hkv, Ec, Dv], with Ec the width of the context.
         w_o: [H * Dv, Eo] or [H, Dv, Eo]; used also when there is one head.
@@ -193,7 +202,7 @@ def _check_projections(x: Any, w_q: Any, w_k: Any, w_v: Any, w_o: Any, context: 
 
 
 def _same_kind(*arrays: Any, names: tuple[str, ...] = ("q", "k", "v"), op: str = "attention") -> tuple[Any, ...]:
-    """All NumPy or all torch on one device; lists become arrays."""
+    """All NumPy, all JAX, or all torch on one device; lists become arrays."""
     tensors = [is_torch(x) for x in arrays]
     if any(tensors):
         for name, x, ok in zip(names, arrays, tensors, strict=True):
@@ -202,6 +211,9 @@ def _same_kind(*arrays: Any, names: tuple[str, ...] = ("q", "k", "v"), op: str =
             if x.device != arrays[0].device:
                 raise TypeError(f"{op}: {name} must be on {names[0]}'s device {arrays[0].device}; got {x.device}")
         return arrays
+    if any(map(is_jax, arrays)):
+        jnp = sys.modules["jax"].numpy
+        return tuple(x if is_jax(x) else jnp.asarray(x) for x in arrays)
     found = []
     for name, x in zip(names, arrays, strict=True):
         if isinstance(x, str | bytes | dict) or x is None:
@@ -247,6 +259,8 @@ def _options(
     if score_mod is not None and not callable(score_mod):
         raise TypeError(f"attention: score_mod must be a function of (s, b, h, i, j); got {type(score_mod).__name__}")
     p = shapes.check_dropout(p)
+    if p and is_jax(q):
+        raise TypeError(f"attention: dropout_p must be 0 for JAX arrays (there is no global random state); got {p}")
     if softcap is not None:
         softcap = shapes.check_number("softcap", softcap, positive=True)
         # Outside 1e-30 .. 1e30 c and s / c leave fp32's range: all scores are 0 then, or as they were.
@@ -264,6 +278,8 @@ def _options(
 
 def _numbers(name: str, x: Any, q: Any) -> Any:
     """A floating-point array of q's library and device."""
+    if is_jax(x) and is_jax(q):
+        return x
     if not is_torch(x):
         try:
             x = np.asarray(x)

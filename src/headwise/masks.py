@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headwise.arrays import is_array, is_torch, known, like
+from headwise.arrays import is_array, is_jax, is_torch, known, like
 from headwise.positions import default_offset
 from headwise.shapes import Sizes, check_broadcast
 
@@ -461,6 +461,8 @@ def _integers(op: str, name: str, x: Any, required: bool = False) -> Any:
     if array.dtype.kind not in "iu" or array.ndim > 1:
         found = f"{array.dtype} {array.shape}" if array.dtype.kind in "iufb" else type(x).__name__
         raise TypeError(f"{op}: {name} must be an int or integers [B]; got {found}")
+    if is_jax(array):
+        return array
     return array.astype(np.int64) if array.ndim else int(array)
 
 
@@ -469,13 +471,17 @@ def _integer_array(op: str, name: str, x: Any) -> Any:
     kind = str(array.dtype).removeprefix("torch.")
     if not kind.startswith(("int", "uint")):
         raise TypeError(f"{op}: {name} must be integers; got {kind}")
+    if is_jax(array):
+        return array
     return array.long() if is_torch(array) else array.astype(np.int64)  # torch computes with no unsigned integers
 
 
 def _own(op: str, name: str, x: Any) -> Any:
-    """A copy, so that a mask stays what it was when the caller's array changes."""
+    """A copy, so that a mask stays what it was when the caller's array changes (JAX arrays never do)."""
     if is_torch(x):
         return x.clone()
+    if is_jax(x):
+        return x
     try:
         return np.array(x)
     except ValueError as error:

@@ -1,16 +1,16 @@
-"""Which backend takes a call: the compiled kernels where they can, else NumPy's or torch's own operations."""
+"""Which backend takes a call: the compiled kernels where they can, else NumPy's, torch's or JAX's own operations."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from headwise.arrays import is_torch
+from headwise.arrays import is_jax, is_torch
 from headwise.kernels.trace import TraceError
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
-NAMES = ("auto", "compiled", "plain", "torch")
+KINDS = {"plain": "NumPy arrays", "torch": "torch tensors", "jax": "JAX arrays"}
 
 
 def attention(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
@@ -19,15 +19,13 @@ def attention(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes)
     Raises:
         ValueError: there is no backend of that name. TypeError: it does not take these inputs.
     """
+    plain = "torch" if is_torch(q) else "jax" if is_jax(q) else "plain"
     if name == "auto" or name == "compiled":
-        if not is_torch(q):
-            return _numpy(name, q, k, v, options, sizes)
-        return _torch(name, q, k, v, options, sizes)
-    if name not in NAMES:
-        raise ValueError(f"attention: backend must be 'auto', 'compiled', 'plain' or 'torch'; got {name!r}")
-    if (name == "torch") != is_torch(q):
-        kinds = ("torch tensors", "NumPy arrays")
-        raise TypeError(f"attention: backend {name!r} takes {kinds[name == 'plain']}; got {kinds[name != 'plain']}")
+        return {"plain": _numpy, "torch": _torch, "jax": _jax}[plain](name, q, k, v, options, sizes)
+    if name not in KINDS:
+        raise ValueError(f"attention: backend must be 'auto', 'compiled', 'plain', 'torch' or 'jax'; got {name!r}")
+    if name != plain:
+        raise TypeError(f"attention: backend {name!r} takes {KINDS[name]}; got {KINDS[plain]}")
     return _plain(q, k, v, options, sizes)
 
 
@@ -74,11 +72,30 @@ def _torch(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) ->
     return _plain(q, k, v, options, sizes)
 
 
+def _jax(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
+    import headwise.backends.jax as jax_backend
+
+    reason = jax_backend.takes(q, k, v, options, sizes)
+    try:
+        if reason is None:
+            return jax_backend.by_kernels(q, k, v, options, sizes)
+    except TraceError:
+        if name == "compiled":
+            raise
+    if name == "compiled":
+        raise _refusal(reason)
+    return jax_backend.attention(q, k, v, options, sizes)
+
+
 def _plain(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
     if is_torch(q):
         from headwise.backends import torch as torch_backend
 
         return torch_backend.attention(q, k, v, options, sizes)
+    if is_jax(q):
+        from headwise.backends import jax as jax_backend
+
+        return jax_backend.attention(q, k, v, options, sizes)
     from headwise.backends import plain
 
     return plain.attention(q, k, v, options, sizes)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from headwise import masks
 from headwise.backends import choose, gradients
+from headwise.backends.packing import has_function, pack, unpack
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 def takes(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
     """Why the operator cannot stand for this call; None where it can."""
     o = options
-    if o.score_mod is not None or _has_function(o.mask):
+    if o.score_mod is not None or has_function(o.mask):
         return "score_mod and mask_mod do not pass through an operator"
     tensors = [x for x in (q, k, v, o.bias, o.sinks, o.head_gate) if x is not None]
     if any(x.device.type != "cpu" for x in tensors):
@@ -41,87 +41,20 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -
     graph.
     """
     o = options
-    arrays: list[Tensor] = []
+    arrays: list[Any] = []
     numbers: list[int] = []
     rule = "" if o.mask is None else pack(o.mask, arrays, numbers)
     softcap = 0.0 if o.softcap is None else o.softcap
     seed = torch.as_tensor(o.seed) if o.dropout_p else None
+    tensors = [torch.as_tensor(x) for x in arrays]
     out, lse = attention_operator(
-        q, k, v, o.bias, o.sinks, o.head_gate, arrays, seed, rule, numbers, o.scale, softcap, o.dropout_p
+        q, k, v, o.bias, o.sinks, o.head_gate, tensors, seed, rule, numbers, o.scale, softcap, o.dropout_p
     )
     return out, lse
 
 
 def _dual_level() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
-
-
-def _has_function(mask: Any) -> bool:
-    if isinstance(mask, masks._And):  # and _Or
-        return _has_function(mask.left) or _has_function(mask.right)
-    if isinstance(mask, masks._Not):
-        return _has_function(mask.inner)
-    return isinstance(mask, masks._MaskMod)
-
-
-def pack(mask: Any, arrays: list[Tensor], numbers: list[int]) -> str:
-    """A mask as a text, with what it holds put on the two lists; `unpack` undoes it."""
-    if isinstance(mask, masks._And):  # and _Or
-        op = "or" if isinstance(mask, masks._Or) else "and"
-        left = pack(mask.left, arrays, numbers)
-        return f"{op} {left} {pack(mask.right, arrays, numbers)}"
-    if isinstance(mask, masks._Not):
-        return f"not {pack(mask.inner, arrays, numbers)}"
-    if isinstance(mask, masks._Window):
-        parts = [_put(x, arrays, numbers) for x in (mask.left, mask.right, mask.at)]
-        return f"window {parts[0]} {parts[1]} {parts[2]}"
-    if isinstance(mask, masks._Lengths):
-        return f"lengths {_put(mask.lengths, arrays, numbers)}"
-    if isinstance(mask, masks._Keys):
-        return f"keys {_put(mask.valid, arrays, numbers)}"
-    if isinstance(mask, masks._Documents):
-        return f"documents {_put(mask.query_ids, arrays, numbers)} {_put(mask.key_ids, arrays, numbers)}"
-    if isinstance(mask, masks._Dense):
-        return f"dense {_put(mask.array, arrays, numbers)}"
-    raise TypeError(f"attention: a mask of type {type(mask).__name__} does not pass through an operator")
-
-
-def _put(x: Any, arrays: list[Tensor], numbers: list[Any]) -> str:
-    """none; i and the place among the numbers; a and the place among the arrays."""
-    if x is None:
-        return "none"
-    if isinstance(x, int | torch.SymInt):
-        numbers.append(x)
-        return f"i{len(numbers) - 1}"
-    arrays.append(torch.as_tensor(x))
-    return f"a{len(arrays) - 1}"
-
-
-def unpack(rule: str, arrays: list[Tensor], numbers: list[int]) -> masks.Mask:
-    words = iter(rule.split())
-
-    def value() -> Any:
-        word = next(words)
-        if word == "none":
-            return None
-        return (arrays if word[0] == "a" else numbers)[int(word[1:])]
-
-    def mask() -> masks.Mask:
-        name = next(words)
-        if name in ("and", "or"):
-            left = mask()
-            return left & mask() if name == "and" else left | mask()
-        if name == "not":
-            return ~mask()
-        if name == "window":
-            left, right, at = value(), value(), value()
-            return masks.window(left, right, at)
-        if name == "documents":
-            queries, keys = value(), value()
-            return masks.documents(queries, keys)
-        return {"lengths": masks.key_lengths, "keys": masks.keys, "dense": masks.dense}[name](value())
-
-    return mask()
 
 
 @torch.library.custom_op("headwise::attention", mutates_args=(), device_types="cpu")

@@ -1,0 +1,231 @@
+"""Attention on JAX arrays: in JAX operations, and by the compiled kernels through a callback.
+
+Outside of a transformation the kernels read the arrays as they lie. Inside (jit, grad, vmap) they are a callback of the
+compiled computation, whose derivative, of any order, is that of the JAX operations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from headwise.arrays import is_jax, to_numpy
+from headwise.backends import choose
+from headwise.backends.packing import has_function, pack, unpack
+from headwise.scores import Options, modified, take_bias
+from headwise.shapes import Sizes
+
+Array = jax.Array
+VALUES = 1 << 22  # scores of one block, which is all that is held at a time where no gradient asks for more
+
+
+def attention(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> tuple[Array, Array]:
+    """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L] in JAX operations.
+
+    Block after block of queries, each recomputed for its gradient.
+    """
+    rows = max(1, min(sizes.L, VALUES // max(1, sizes.B * sizes.H * sizes.S)))
+    whole = sizes.L // rows
+
+    @jax.checkpoint
+    def block(start: Any, q: Array) -> tuple[Array, Array]:
+        return _block(q, k, v, start + jnp.arange(q.shape[2]), options, sizes)
+
+    if whole <= 1 and rows == sizes.L:
+        only: tuple[Array, Array] = block(0, q)
+        return only
+    head, tail = q[:, :, : whole * rows], q[:, :, whole * rows :]
+    cut = jnp.moveaxis(head.reshape(*q.shape[:2], whole, rows, q.shape[3]), 2, 0)  # [blocks, B, H, rows, D]
+    out, lse = jax.lax.map(lambda x: block(*x), (jnp.arange(whole) * rows, cut))
+    out, lse = (jnp.moveaxis(x, 0, 2).reshape(*x.shape[1:3], whole * rows, *x.shape[4:]) for x in (out, lse))
+    if tail.shape[2]:
+        last = block(whole * rows, tail)
+        out, lse = jnp.concatenate([out, last[0]], 2), jnp.concatenate([lse, last[1]], 2)
+    return out, lse
+
+
+def _block(q: Array, k: Array, v: Array, i: Array, options: Options, sizes: Sizes) -> tuple[Array, Array]:
+    """The queries numbered i [l]: out [B, H, l, Dv], lse [B, H, l]."""
+    o = options
+    work = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
+    at = (
+        jnp.arange(sizes.B)[:, None, None, None],
+        jnp.arange(sizes.H)[:, None, None],
+        i[:, None],
+        jnp.arange(sizes.S),
+    )
+    s = _scores(q.astype(work), k.astype(work)) * work(o.scale)  # [B, H, l, S]
+    if o.softcap is not None:
+        s = o.softcap * jnp.tanh(s / o.softcap)
+    allowed = None if o.mask is None else o.mask.allowed(*at, sizes)
+    if o.score_mod is not None:
+        if allowed is not None:  # what the function learns must not meet a masked NaN
+            s = jnp.where(allowed, s, 0)
+        s = jnp.broadcast_to(modified(jnp.asarray(o.score_mod(s, *at)), s), s.shape).astype(work)
+    if o.bias is not None:
+        s = s + take_bias(jnp.asarray(o.bias), *at).astype(work)
+    if allowed is not None:
+        s = jnp.where(allowed, s, -jnp.inf)
+    sink = None if o.sinks is None else jnp.asarray(o.sinks).astype(work)[:, None]  # [H, 1]
+    top = jax.lax.stop_gradient(s.max(3, initial=-jnp.inf))  # [B, H, l]; softmax does not depend on it
+    if sink is not None:
+        top = jnp.maximum(top, jax.lax.stop_gradient(sink))
+    top = jnp.where(top == -jnp.inf, 0, top)
+    p = jnp.exp(s - top[..., None])
+    total = p.sum(3) if sink is None else p.sum(3) + jnp.exp(sink - top)
+    some = total != 0
+    safe = jnp.where(some, total, 1)
+    lse = jnp.where(some, top + jnp.log(safe), -jnp.inf)
+    out = _weighted_values(p / safe[..., None], s, v.astype(work))
+    if o.head_gate is not None:
+        out = out * jnp.asarray(o.head_gate).astype(work)[..., None, None]
+    return out.astype(q.dtype), lse
+
+
+def _product(x: Array, y: Array) -> Array:
+    """[B, H, l, n] times [B, Hkv, n, m] -> [B, H, l, m]; a group's queries read one key head."""
+    B, H, l, n = x.shape
+    grouped = x.reshape(B, y.shape[1], H // max(1, y.shape[1]), l, n)
+    found = jnp.einsum("bkgln,bknm->bkglm", grouped, y, precision=jax.lax.Precision.HIGHEST)
+    return found.reshape(B, H, l, y.shape[3])
+
+
+def _scores(q: Array, k: Array) -> Array:
+    """q . k, whose gradient stays clean where a NaN or inf is masked out afterwards."""
+    raw = jax.lax.stop_gradient(_product(q, k.swapaxes(2, 3)))
+    q, k = (jnp.where(jnp.isfinite(x), x, 0) for x in (q, k))
+    return jnp.where(jnp.isfinite(raw), _product(q, k.swapaxes(2, 3)), raw)
+
+
+def _weighted_values(p: Array, s: Array, v: Array) -> Array:
+    """sum_j p_ij v_j over keys that may be attended to: a masked NaN is selected away, not multiplied by zero."""
+    bad = ~jnp.isfinite(v)
+    reached = _product((s != -jnp.inf).astype(p.dtype), bad.astype(p.dtype)) > 0
+    return jnp.where(reached, jax.lax.stop_gradient(_product(p, v)), _product(p, jnp.where(bad, 0, v)))
+
+
+def takes(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> str | None:
+    """Why the kernels cannot take this call; None where they can."""
+    from headwise.backends import compiled
+
+    missing = compiled.unavailable()
+    if missing:
+        return missing
+    if any(x.platform != "cpu" for y in _given(q, k, v, options) if not _traced(y) for x in y.devices()):
+        return "the arrays are not on the CPU"
+    if any(map(_traced, _given(q, k, v, options))):
+        if options.score_mod is not None or has_function(options.mask):
+            return "score_mod and mask_mod do not pass through a callback"
+        if jax.default_backend() != "cpu":
+            return "the arrays are not on the CPU"
+    return None
+
+
+def by_kernels(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> tuple[Array, Array]:
+    """As `attention`, by the compiled kernels."""
+    o = options
+    if not any(map(_traced, _given(q, k, v, o))):
+        out, lse = choose.attention("compiled", np.asarray(q), np.asarray(k), np.asarray(v), on_numpy(o), sizes)
+        return jnp.asarray(out), jnp.asarray(lse)
+    arrays: list[Any] = []
+    numbers: list[int] = []
+    rule = "" if o.mask is None else pack(o.mask, arrays, numbers)
+    run = _callback(Rest(rule, tuple(numbers), o.scale, o.softcap))
+    return run((q, k, v, o.bias, o.sinks, o.head_gate), [x if is_jax(x) else to_numpy(x) for x in arrays])
+
+
+class Rest(NamedTuple):
+    """What an attention call says beside its arrays."""
+
+    rule: str
+    numbers: tuple[int, ...]
+    scale: float
+    softcap: float | None
+
+    def options(self, others: Sequence[Any], arrays: list[Any]) -> Options:
+        bias, sinks, gate = others
+        mask = unpack(self.rule, arrays, list(self.numbers)) if self.rule else None
+        return Options(self.scale, mask, bias, self.softcap, None, sinks, gate)
+
+
+@functools.lru_cache(1024)
+def _callback(rest: Rest) -> Callable[..., tuple[Array, Array]]:
+    """The kernels as a function of (q, k, v, bias, sinks, head_gate) and the mask's arrays; one and the same for the
+    same `rest`, so that JAX compiles it once.
+    """
+
+    def compute(tensors: Any, arrays: Any) -> tuple[np.ndarray, np.ndarray]:
+        tensors, arrays = jax.tree.map(np.asarray, (tensors, arrays))
+        extra = tensors[0].ndim - 4  # axes that vmap put in front
+        if not extra:
+            q, k, v, *others = tensors
+            return choose.attention("auto", q, k, v, rest.options(others, arrays), _sizes(q, k, v))
+        entries = max(x.shape[0] for x in jax.tree.leaves((tensors, arrays)))
+        found = [
+            compute(*jax.tree.map(lambda x, n=n: x[n if x.shape[0] > 1 else 0], (tensors, arrays)))
+            for n in range(entries)
+        ]
+        out, lse = zip(*found, strict=True)
+        return np.stack(out), np.stack(lse)
+
+    @jax.custom_jvp
+    def run(tensors: Any, arrays: Any) -> tuple[Array, Array]:
+        q, _, v, *_ = tensors
+        wide = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
+        shapes = (
+            jax.ShapeDtypeStruct((*q.shape[:3], v.shape[3]), q.dtype),  # type: ignore[no-untyped-call]
+            jax.ShapeDtypeStruct(q.shape[:3], wide),  # type: ignore[no-untyped-call]
+        )
+        out, lse = jax.pure_callback(compute, shapes, tensors, arrays, vmap_method="expand_dims")
+        return out, lse
+
+    @run.defjvp
+    def derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        tensors, arrays = primals
+
+        def plain(tensors: Any) -> tuple[Array, Array]:
+            q, k, v, *others = tensors
+            return attention(q, k, v, rest.options(others, arrays), _sizes(q, k, v))
+
+        return run(tensors, arrays), jax.jvp(plain, (tensors,), (tangents[0],))[1]
+
+    return run
+
+
+def on_numpy(options: Options) -> Options:
+    """The options with their arrays as NumPy's, for arrays that are not being traced."""
+    arrays: list[Any] = []
+    numbers: list[int] = []
+    mask = options.mask
+    if mask is not None and not has_function(mask):
+        rule = pack(mask, arrays, numbers)
+        mask = unpack(rule, [to_numpy(x) for x in arrays], numbers)
+    bias, sinks, gate = (None if x is None else np.asarray(x) for x in (options.bias, options.sinks, options.head_gate))
+    return Options(options.scale, mask, bias, options.softcap, options.score_mod, sinks, gate)
+
+
+def traced(*arrays: Any) -> bool:
+    """Whether a transformation is at work on one of them, so that values cannot be looked at."""
+    return any(map(_traced, arrays))
+
+
+def _given(q: Array, k: Array, v: Array, options: Options) -> list[Any]:
+    held: list[Any] = []
+    if options.mask is not None and not has_function(options.mask):
+        pack(options.mask, held, [])
+    given = [q, k, v, options.bias, options.sinks, options.head_gate, *held]
+    return [x for x in given if isinstance(x, jax.Array)]
+
+
+def _traced(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer)
+
+
+def _sizes(q: Any, k: Any, v: Any) -> Sizes:
+    (B, H, L, D), (_, Hkv, S, Dv) = q.shape, v.shape
+    return Sizes(B, H, Hkv, L, S, D, Dv)
