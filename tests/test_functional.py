@@ -523,7 +523,10 @@ def refused(kind: str, **options: Any) -> str:
         ({"dropout_p": 1.5}, "ValueError: attention: dropout_p must be a probability between 0 and 1; got 1.5"),
         ({"dropout_p": np.nan}, "ValueError: attention: dropout_p must be finite; got nan"),
         ({"dropout_p": None}, "TypeError: attention: dropout_p must be a number; got NoneType"),
-        ({"backend": "cuda"}, "ValueError: attention: backend must be 'auto', 'compiled', 'plain' or 'torch'; got 'cuda'"),
+        (
+            {"backend": "cuda"},
+            "ValueError: attention: backend must be 'auto', 'compiled', 'plain', 'torch' or 'jax'; got 'cuda'",
+        ),
         ({"score_mod": 3}, "TypeError: attention: score_mod must be a function of (s, b, h, i, j); got int"),
         ({"mask": "causal"}, "TypeError: attention: mask must be a headwise mask or a boolean array"),
         ({"mask": np.ones((5, 7))}, "float64; numbers to add to the scores belong in bias="),

@@ -181,6 +181,8 @@ class _Program:
 
     def ahead(self, row: Pointer, stride: Value, count: Value, width: int, step: int) -> None:
         """Asks memory for the count-th stretch of `step` elements, row by row, of those that come AHEAD bytes later."""
+        if not width:
+            return
         stretches = -(-width // step)
         rows = max(1, AHEAD // (width * KINDS[self.s.dtype]))
         here = row + ((count // stretches + rows) * stride + count % stretches * step)
