@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import headwise as hw
-from headwise.nn import MultiHeadAttention
+from headwise.nn import MultiHeadAttention, convert
 
 VARIANTS = [
     {},
@@ -255,3 +255,50 @@ def test_from_heads_refuses(change: dict[str, Any], kind: type[Exception], words
     with pytest.raises(kind) as error:
         MultiHeadAttention.from_heads(**{**heads(), **change})
     assert str(error.value) == f"from_heads: {words}"
+
+
+# to_torch
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_to_torch_gives_the_same_parameters_back(options: dict[str, Any]) -> None:
+    module = theirs(**options, dropout=0.25).eval()
+    module.out_proj.weight.requires_grad_(False)
+    back = convert.to_torch(MultiHeadAttention.from_torch(module), batch_first=module.batch_first)
+    assert (back.batch_first, back.dropout, back.training) == (module.batch_first, 0.25, False)
+    want = module.state_dict()
+    assert list(back.state_dict()) == list(want)
+    assert all(torch.equal(x, want[name]) for name, x in back.state_dict().items())
+    assert frozen(back) == {"out_proj.weight"}
+
+
+def test_to_torch_of_a_layer_of_ours() -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(12, 4, kdim=11, vdim=13, dtype=torch.float64, bias="qo")
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+    inputs = tuple(torch.randn(2, n, width).double() for n, width in ((5, 12), (7, 11), (7, 13)))
+    torch.testing.assert_close(convert.to_torch(layer)(*inputs)[0], layer(*inputs))
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"num_kv_heads": 2}, "num_kv_heads (torch.nn.MultiheadAttention has no place for it); got num_kv_heads=2"),
+        ({"head_dim": 5}, "head_dim (torch.nn.MultiheadAttention has no place for it); got head_dim=5"),
+        (
+            {"value_head_dim": 5},
+            "value_head_dim (torch.nn.MultiheadAttention has no place for it); got value_head_dim=5",
+        ),
+        ({"out_dim": 5}, "out_dim (torch.nn.MultiheadAttention has no place for it); got out_dim=5"),
+        ({"head_gate": True}, "head_gate (torch.nn.MultiheadAttention has no place for it); got head_gate=its own"),
+        ({"window": 3}, "window (torch.nn.MultiheadAttention has no place for it); got window=(3, 3)"),
+        ({"qk_norm": "rms"}, "qk_norm (torch.nn.MultiheadAttention has no place for it); got qk_norm=its own"),
+    ],
+    ids=str,
+)
+def test_to_torch_refuses_what_torch_cannot_say(options: dict[str, Any], shown: str) -> None:
+    with pytest.raises(ValueError) as error:
+        convert.to_torch(MultiHeadAttention(12, 4, **options))
+    assert str(error.value) == f"to_torch: layer must not use {shown}"

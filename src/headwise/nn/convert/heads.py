@@ -1,4 +1,4 @@
-"""Layers made from what is already there: a torch layer, or matrices head by head."""
+"""A layer from matrices, head by head."""
 
 from __future__ import annotations
 
@@ -6,46 +6,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.nn import checks
+from headwise.nn.convert.parts import fill, parameter
 from headwise.shapes import FLOATS, dtype_name
 
 if TYPE_CHECKING:
     from headwise.nn.layer import MultiHeadAttention
 
     Layer = TypeVar("Layer", bound=MultiHeadAttention)
-
-
-def from_torch(cls: type[Layer], module: Any) -> Layer:
-    """See `MultiHeadAttention.from_torch`."""
-    if not isinstance(module, nn.MultiheadAttention):
-        raise TypeError(f"from_torch: module must be a torch.nn.MultiheadAttention; got {type(module).__name__}")
-    theirs: Any = module  # torch's own types deny that a part may be None
-    for option, used in (("add_bias_kv", theirs.bias_k is not None), ("add_zero_attn", theirs.add_zero_attn)):
-        if used:
-            raise ValueError(
-                f"from_torch: module must not use {option} (this layer attends to its inputs only and has no extra "
-                f"key to put it in); got {option}=True"
-            )
-    with torch.enable_grad():  # without it, a computed parameter (parametrize) does not say that it is trained
-        if theirs.in_proj_weight is not None:
-            weights = theirs.in_proj_weight.chunk(3)  # [E, E] each
-        else:
-            weights = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
-        biases = (None, None, None) if theirs.in_proj_bias is None else theirs.in_proj_bias.chunk(3)
-    layer = cls(
-        theirs.embed_dim,
-        theirs.num_heads,
-        kdim=theirs.kdim,
-        vdim=theirs.vdim,
-        dropout=theirs.dropout,
-        device="meta",  # where making a layer draws no random numbers
-    )
-    weights, biases = (*weights, theirs.out_proj.weight), (*biases, theirs.out_proj.bias)
-    for linear, w, bias in zip(layer.projections(), weights, biases, strict=True):
-        _fill(linear, w, bias, w.requires_grad, bias is not None and bias.requires_grad)
-    return layer.train(module.training)
 
 
 def from_heads(
@@ -106,22 +76,10 @@ def from_heads(
     )
     rows = [w.transpose(1, 2).flatten(0, 1) for w in (q, k, v)]  # [H * D, E], one head below the other
     for linear, w, b in zip(layer.projections(), [*rows, o.T], biases, strict=True):
-        _fill(linear, w, b)
+        fill(linear, w, b)
     if gate is not None:
-        layer.head_gate = _parameter(gate, True)
+        layer.head_gate = parameter(gate, True)
     return layer
-
-
-def _fill(
-    linear: nn.Linear, weight: Tensor, bias: Tensor | None, weight_trained: bool = True, bias_trained: bool = True
-) -> None:
-    linear.weight = _parameter(weight, weight_trained)
-    linear.register_parameter("bias", None if bias is None else _parameter(bias.flatten(), bias_trained))
-
-
-def _parameter(x: Tensor, trained: bool) -> nn.Parameter:
-    """A contiguous copy as a parameter."""
-    return nn.Parameter(x.detach().clone(memory_format=torch.contiguous_format), requires_grad=trained)
 
 
 def _floats(name: str, x: Any, other: Tensor | None = None) -> Tensor:

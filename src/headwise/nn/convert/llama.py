@@ -1,0 +1,156 @@
+"""Hugging Face's attention of the Llama family (Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, ...), both ways."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.nn.convert.agreement import Called, check_outputs, sample
+from headwise.nn.convert.parts import Source, assemble, check_can_say, parameter, taken
+from headwise.nn.norms import QKNorm
+from headwise.nn.rotary import RotaryEmbedding
+
+NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
+ALLOWED = (
+    *("num_kv_heads", "head_dim", "causal", "window", "rotary", "scale", "softcap", "qk_norm"),
+    *("output_dropout", "sinks"),
+)
+
+
+def from_llama(
+    source: Any, config: Any = None, layer_idx: int | None = None, *, prefix: str = "", check: bool = True
+) -> Any:
+    """A `MultiHeadAttention` with copies of a LlamaAttention's matrices, its rotary positions, norms, window, softcap.
+
+    Args:
+        source: the attention of a Llama, Mistral, Qwen 2, Qwen 3 or Gemma layer, or named tensors of a model.
+        config: the model's (text) config, for named tensors.
+        layer_idx: which layer it is, for named tensors of a model whose layers differ (sliding and full attention).
+        prefix: where the names begin, as in "model.layers.3.self_attn.".
+        check: run a module and the layer on random inputs and compare; named tensors cannot be run.
+    Raises:
+        ValueError: a tensor is missing, left over or misshapen, the config asks for something unknown, or outputs
+            differ. TypeError: source or dtypes.
+
+    >>> from transformers.models.llama.modeling_llama import LlamaAttention, LlamaConfig
+    >>> config = LlamaConfig(hidden_size=12, num_attention_heads=2, num_key_value_heads=1, attn_implementation="eager")
+    >>> from_llama(LlamaAttention(config, layer_idx=0)).rotary
+    RotaryEmbedding(width=6, base=10000.0)
+    """
+    given = Source("from_llama", source, prefix, "a LlamaAttention")
+    module: Any = source if isinstance(source, nn.Module) else None
+    if module is not None:
+        config = getattr(module, "config", config)
+        layer_idx = getattr(module, "layer_idx", layer_idx)
+    if config is None:
+        raise ValueError(
+            "from_llama: config must be given where source does not hold it (the model's config); got None"
+        )
+    options = _options(config, layer_idx)
+    parts = {letter: given.part(name) for letter, name in NAMES.items()}
+    norms = [given.take(f"{name}.weight") for name in ("q_norm", "k_norm")] if "q_norm.weight" in given else []
+    given.finish()
+    if norms:
+        options["qk_norm"] = QKNorm("rms", eps=config.rms_norm_eps)
+    layer = assemble("from_llama", config.num_attention_heads, parts, kv_heads=config.num_key_value_heads, **options)
+    for name, norm, scale in zip(("q_norm", "k_norm"), (layer.q_norm, layer.k_norm), norms, strict=False):
+        if tuple(scale.shape) != (layer.head_dim,):
+            raise ValueError(
+                f"from_llama: {name}.weight must have shape [D] with D={layer.head_dim}, one weight for all heads; "
+                f"got {tuple(scale.shape)}"
+            )
+        norm.weight = parameter(scale + 1 if _counts_from_one(config) else scale, scale.requires_grad)
+    if module is None:
+        return layer
+    layer.train(module.training)
+    if check and not layer.q_proj.weight.is_meta:
+        # Their cosines are made of fp32 frequencies, whatever the dtype: that is how far fp64 can agree.
+        tolerance = 1e-5 if layer.q_proj.weight.dtype == torch.float64 else None
+        check_outputs(layer, _runnable(module, layer), sample(layer), tolerance=tolerance, op="from_llama")
+    return layer
+
+
+def to_llama(layer: Any, *, counts_from_one: bool = False, prefix: str = "") -> dict[str, Tensor]:
+    """The layer's matrices under the names of a LlamaAttention; what is no tensor (rotary, window) is in its config.
+
+    Args:
+        layer: made by `from_llama`, or like it.
+        counts_from_one: norms hold their weights minus 1, as in Gemma.
+        prefix: put before each name.
+    Raises:
+        ValueError: the layer uses what a LlamaAttention cannot say.
+
+    >>> from headwise.nn import MultiHeadAttention
+    >>> list(to_llama(MultiHeadAttention(12, 2, num_kv_heads=1, bias=False, causal=True, rotary=True)))
+    ['q_proj.weight', 'k_proj.weight', 'v_proj.weight', 'o_proj.weight']
+    """
+    ours = check_can_say("to_llama", "a LlamaAttention", layer, allowed=ALLOWED)
+    made = {}
+    for name, linear in zip(NAMES.values(), ours.projections(), strict=True):
+        made[f"{prefix}{name}.weight"], bias = taken(linear)
+        if bias is not None:
+            made[f"{prefix}{name}.bias"] = bias
+    for name in ("q_norm", "k_norm"):
+        norm = getattr(ours, name)
+        if norm is not None and (norm.kind != "rms" or norm.per_head):
+            raise ValueError(
+                f"to_llama: qk_norm must be 'rms' with one weight for all heads (a LlamaAttention's is); "
+                f"got {norm.extra_repr()}"
+            )
+        if norm is not None:
+            made[f"{prefix}{name}.weight"] = norm.weight.detach() - int(counts_from_one)
+    return made
+
+
+def _options(config: Any, layer_idx: int | None) -> dict[str, Any]:
+    """What the layer computes besides its matrices."""
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ValueError("from_llama: config.use_bidirectional_attention must be off (the layer is causal); got True")
+    kinds = getattr(config, "layer_types", None)
+    if kinds and layer_idx is None:
+        raise ValueError(
+            "from_llama: layer_idx must be given where a model's layers differ (config.layer_types); got None"
+        )
+    kind = kinds[layer_idx] if kinds else None
+    window = getattr(config, "sliding_window", None) if kind in (None, "sliding_attention") else None
+    parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    parameters = parameters.get(kind, parameters) if kind is not None else parameters  # Gemma 3 has one for each kind
+    D = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rotary = RotaryEmbedding.from_parameters(D, parameters, max_positions=config.max_position_embeddings)
+    scalar = getattr(config, "query_pre_attn_scalar", None)
+    scale = None if scalar is None or scalar == D else scalar**-0.5
+    return {
+        "causal": True,
+        "window": None if window is None else (window - 1, 0),  # theirs counts the position itself
+        "rotary": rotary,
+        "scale": scale,
+        "softcap": getattr(config, "attn_logit_softcapping", None),
+        "dropout": getattr(config, "attention_dropout", 0.0),
+    }
+
+
+def _counts_from_one(config: Any) -> bool:
+    """Whether a norm multiplies by 1 + weight."""
+    return str(config.model_type).startswith("gemma")
+
+
+def _runnable(module: Any, layer: Any) -> nn.Module:
+    """The module called with the cosines and the mask that its model would give it."""
+    home, name = sys.modules[type(module).__module__], type(module).__name__
+    rotary = getattr(home, name.replace("Attention", "RotaryEmbedding"))(module.config)
+    kind = getattr(module, "layer_type", None)
+    nested = isinstance(next(iter(module.config.rope_parameters.values()), None), Mapping)
+
+    def call(x: Tensor) -> Any:
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        cos_sin = rotary.to(x.device)(x, positions, kind) if nested else rotary.to(x.device)(x, positions)
+        distance = positions[0][:, None] - positions
+        hidden = (distance < 0) | (distance > (layer.window[0] if layer.window else x.shape[1]))
+        mask = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device).masked_fill(hidden, -torch.inf)
+        return module(x, position_embeddings=cos_sin, attention_mask=mask[None, None])
+
+    return Called(module, call)
