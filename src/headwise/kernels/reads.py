@@ -1,0 +1,481 @@
+"""Reads: a second pass over q, k and lse that makes the weights again, block by block, and sums them up as asked.
+
+Letters: B H L S D as everywhere; n lanes, QB = n * width queries in a block, KB keys in a block. Queries lie along the
+lanes, as in `forward`: S^T = K Q^T, then P = exp(S - lse) in its place, and each read looks at P. Sums over more than
+one block are made in f64. A task is a *chunk* of a head's queries and writes where no other task does; the chunks' sums
+are put together afterwards, in their order, so that the bits are the same on any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules
+from headwise.kernels.forward import KB, rows_in_registers
+from headwise.kernels.tile import KINDS, LOG2E, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
+from headwise.kernels.trace import Node
+
+ROWS = ("total", "mean", "far", "seen")  # what is kept of each row; see `Reads.rows`
+MOST = {"f32": 87.0, "f64": 708.0}  # a weight's logarithm beyond which it would leave the numbers
+LEAST = {"f32": -100.0, "f64": -800.0}  # and below which it is 0
+
+
+@dataclass(frozen=True)
+class Reads(Program):
+    """All that a pass of reads is specialised to."""
+
+    dtype: str  # of q and k: f32 f64 bf16 f16
+    D: int
+    width: int  # vectors of queries in a block
+    spans: bool  # a table says which keys each block of queries sees
+    rules: Rules = NO_RULES
+    # Of each row, in f64: total = sum P, mean = sum P log P, far = sum P' |position - j|, seen > 0 where there is a key
+    # to attend to. P' is P times the key's norm where there are norms; every other read is of P'.
+    rows: tuple[str, ...] = ()
+    columns: bool = False  # sum of P' over the queries, for each key
+    diagonals: bool = False  # sum of P' along each diagonal
+    pools: tuple[str, ...] = ()  # 'add' or 'max' over the cells of a grid, for each grid
+    mass: bool = False  # sum of P' over pairs of sets
+    top: bool = False  # the largest P' of each row
+    norms: bool = False
+    rest: bool = False  # lse comes in two parts
+
+    name = "reads"
+
+    def pair(self, geometry: Geometry) -> bool:
+        return geometry.dots and self.dtype == "bf16"
+
+    def signature(self) -> list[tuple[str, str]]:
+        real, keys = self.real, "i32" if self.real == "f32" else "i64"
+        pointers = [("q", self.dtype), ("k", self.dtype), ("lse", real), ("rest", real), ("norms", real), ("top", real)]
+        pointers += [("top_keys", keys), *((x, "f64") for x in ("rows", "columns", "diagonals", "mass"))]
+        pointers += [(x, "i64") for x in ("spans", "offsets", *SETS)]
+        integers = list(INTEGERS)
+        for g in range(len(self.pools)):
+            pointers += [(f"cells{g}", "f64"), (f"shift{g}", "i64")]
+            integers += [f"{x}{g}" for x in ("r", "c", "stride", "count", "at")]
+        return [
+            ("scratch", "*scratch"),
+            *((x, f"*{kind}") for x, kind in pointers),
+            *((x, "i64") for x in integers),
+            ("scale", "f64"),
+            *self.rules.signature(),
+        ]
+
+    def layout(self, geometry: Geometry) -> Layout:
+        return Layout(self, geometry.lanes(self.real), self.pair(geometry))
+
+    def program(self, m: Machine) -> None:
+        _Program(m, self).run()
+
+
+SETS = ("set_keys", "set_key_cuts", "set_queries", "set_query_cuts")
+INTEGERS = (
+    *("first_b", "first_h", "heads", "group", "queries", "keys", "blocks", "row"),
+    *("chunks", "chunk_blocks", "step_first", "step_stop", "together", "state"),
+    *("q_b", "q_h", "q_l", "k_b", "k_h", "k_l", "spans_b", "offset_b", "norms_b", "norms_h"),
+    *("column", "reach", "diagonal", "pairs", "key_cuts", "query_cuts", "mass_at", "k_largest"),
+)
+
+
+class Layout:
+    """Where things lie in scratch memory, in numbers."""
+
+    def __init__(self, s: Reads, n: int, pair: bool) -> None:
+        self.QB = n * s.width
+        self.words = -(-s.D // 2) if pair else s.D
+        self.k_stride = up(self.words, n)
+        self.packed = s.dtype != s.real
+        self.at: dict[str, int] = {}
+        self.shared = 0
+        tiles = len(Adjuster.tiles_of(s.rules.change)) + len(Adjuster.tiles_of(s.rules.visible))
+        for name, size in (
+            ("S", (KB + 8) * self.QB),
+            ("K", KB * self.k_stride if self.packed else 0),
+            ("tiles", tiles * KB * n),
+        ):
+            self.at[name] = self.shared
+            self.shared += up(size, 16)
+        self.state = up(self.words * self.QB, 16)  # of each block of queries: Qt; then what the call's sizes decide
+
+
+def up(x: int, step: int) -> int:
+    return -(-x // step) * step
+
+
+class Task(NamedTuple):
+    """A chunk of one head's queries."""
+
+    b: Value
+    h: Value
+    head: Value  # among those that are read
+    part: Value  # head * chunks + chunk: where its sums lie
+    chunk: Value
+    q: Pointer
+    k: Pointer
+
+
+class _Program:
+    def __init__(self, m: Machine, s: Reads) -> None:
+        self.m, self.s, self.A = m, s, m.args
+        self.change, self.visible = s.rules.change, s.rules.visible
+        self.n, self.nv = m.lanes, s.width
+        self.each = 2 if m.pair else 1
+        self.layout = Layout(s, self.n, m.pair)
+        self.QB, self.packed = self.layout.QB, self.layout.packed
+        self.tile_rows = rows_in_registers(m.registers, s.width)
+        ws = self.A["scratch"]
+        self.S, self.K = ws + self.layout.at["S"], ws + self.layout.at["K"]
+        self.zero, self.hidden = m.splat(0.0), -m.splat(float("inf"))
+        self.scale = m.splat(self.A["scale"])
+        self.adjuster = Adjuster(m, s.rules.operands, "i", self.A["queries"])
+
+    def run(self) -> None:
+        m, A = self.m, self.A
+        for t in m.tasks():
+            head, chunk = t // A["chunks"], A["chunks"] - 1 - t % A["chunks"]  # a causal head's longest rows first
+            b, h = A["first_b"] + head // A["heads"], A["first_h"] + head % A["heads"]
+            q = A["q"] + (b * A["q_b"] + h * A["q_h"])
+            k = A["k"] + (b * A["k_b"] + h // A["group"] * A["k_h"])
+            task = Task(b, h, head, head * A["chunks"] + chunk, chunk, q, k)
+            start = chunk * A["chunk_blocks"]
+            stop = m.min(A["blocks"], start + m.min(A["chunk_blocks"], A["step_stop"]))
+            start = start + A["step_first"]
+            for first in m.range(0, (stop - start + (A["together"] - 1)) // A["together"]):
+                first = start + first * A["together"]
+                self.together(task, first, m.min(A["together"], stop - first))
+
+    def together(self, task: Task, first: Value, blocks: Value) -> None:
+        """Blocks of queries first ... first + blocks: they share what is prepared of each block of keys."""
+        m, A = self.m, self.A
+        start, stop = m.var(A["keys"]), m.var(m.scalar(0))
+        for block in m.range(0, blocks):
+            self.begin(task, first + block, self.state(block))
+            lo, hi, _, _ = self.span(task.b, first + block)
+            start.v, stop.v = m.min(start.v, lo), m.max(stop.v, hi)
+        for j in m.range(start.v // KB * KB, stop.v, KB):
+            nk = m.min(KB, stop.v - j)
+            if self.packed:
+                self.pack(task.k + j * A["k_l"], nk)
+            for block in m.range(0, blocks):
+                lo, hi, whole_lo, whole_hi = self.span(task.b, first + block)
+                lo, hi = m.max(lo, j), m.min(hi, j + nk)
+                for _ in m.when(lo < hi):
+                    part = m.select((lo < whole_lo) | (hi > whole_hi), m.scalar(1), m.scalar(0))
+                    place = Place(task.b, task.h, (first + block) * self.QB, lo)
+                    self.block(task, place, j, hi - lo, part, self.state(block))
+        for block in m.range(0, blocks):
+            self.end(task, first + block, self.state(block))
+
+    def state(self, block: Value) -> Pointer:
+        return self.A["scratch"] + (block * self.A["state"] + self.layout.shared)
+
+    def span(self, b: Value, block: Value) -> tuple[Value, Value, Value, Value]:
+        """Keys seen by any query of a block: start, stop; seen by all: whole start, whole stop."""
+        m, A = self.m, self.A
+        if self.s.spans:
+            at = A["spans"] + (b * A["spans_b"] + block * 4)
+            lo, hi, whole_lo, whole_hi = (m.get(at + x) for x in range(4))
+            return lo, hi, whole_lo, whole_hi
+        return m.scalar(0), A["keys"], m.scalar(0), m.scalar(0) if self.visible else A["keys"]
+
+    # -- a block of queries, before its keys and after them
+
+    def begin(self, task: Task, block: Value, state: Pointer) -> None:
+        """Qt[d, :] = Q[:, d]; nothing summed yet."""
+        m, n = self.m, self.n
+        i0 = block * self.QB
+        q, nq = task.q + i0 * self.A["q_l"], m.min(self.QB, self.A["queries"] - i0)
+        for v in m.range(0, self.nv):
+            for d, part in m.pieces(self.s.D, n * self.each):
+                rows = [m.load_words(q + (m.min(nq - 1, v * n + lane) * self.A["q_l"] + d), part) for lane in range(n)]
+                words = -(-part // self.each)
+                turned = [[r] for r in m.transpose(rows)[:words]]
+                m.store_block(turned, state + (d // self.each * self.QB + v * n), self.QB)
+        for g in range(len(self.s.pools)):
+            for x in m.range(0, self.A[f"stride{g}"]):
+                m.store_block([[self.zero] * self.nv], state + (self.A[f"at{g}"] + x * self.QB), self.QB)
+        if self.s.mass:
+            for p in m.range(0, self.A["pairs"]):
+                m.store_block([[self.zero] * self.nv], self.mass_rows(state, p), self.QB)
+
+    def end(self, task: Task, block: Value, state: Pointer) -> None:
+        for g, op in enumerate(self.s.pools):
+            self.end_pool(task, block, g, op, state)
+        if self.s.mass:
+            self.end_mass(task, block, state)
+
+    def pack(self, k: Pointer, nk: Value) -> None:
+        """A block of narrow keys as what the products read: numbers, or words of pairs."""
+        m, n = self.m, self.n
+        for j in m.range(0, nk):
+            for d, part in m.pieces(self.s.D, n * self.each):
+                words = m.load_words(k + (j * self.A["k_l"] + d), part)
+                m.store(words, self.K + (j * self.layout.k_stride + d // self.each))
+
+    # -- a block of queries and a block of keys
+
+    def block(self, task: Task, place: Place, j: Value, nk: Value, part: Value, state: Pointer) -> None:
+        """Keys place.j ... place.j + nk, of the keys j ... that are packed; part: 1 if some are hidden from some."""
+        m, s = self.m, self.s
+        if self.packed:
+            self.scores(self.K + (place.j - j) * self.layout.k_stride, m.scalar(self.layout.k_stride), nk, state)
+        else:
+            self.scores(task.k + place.j * self.A["k_l"], self.A["k_l"], nk, state)
+        if self.visible and self.change:
+            for masked in m.either(part == 1):
+                self.adjust(place, nk, masked)
+        elif self.visible:
+            for _ in m.when(part == 1):
+                self.adjust(place, nk, True)
+        elif self.change:
+            self.adjust(place, nk, False)
+        nq = self.A["queries"] - place.i
+        for _ in m.when(nq < self.QB):
+            self.hide_rest(nq, nk)
+        self.weights(task, place, nk)
+        if s.columns:
+            self.columns(task, place.j, nk)
+        if s.diagonals:
+            self.diagonals(task, place, nk)
+        for g, op in enumerate(s.pools):
+            self.pool(place.j, nk, g, op, state)
+        if s.mass:
+            self.mass(place, j // KB, nk, state)
+        if s.top:
+            self.largest(task, place, nk)
+
+    def scores(self, k: Pointer, k_stride: Value, nk: Value, state: Pointer) -> None:
+        """S[j, :] = scale K[j] . Q."""
+        m, rows, s = self.m, self.tile_rows, self.s
+        line = 64 // KINDS[s.dtype]
+        for j in m.range(0, nk, rows):
+            places = [k + m.min(nk - 1, j + r) * k_stride for r in range(rows)]  # past the end: the last key again
+            if not self.packed:
+                for place in places:
+                    for d in range(0, min(s.D, 8 * line), line):
+                        m.prefetch(place + (k_stride * rows + d))
+            found = self.tile(places, state)
+            m.store_block([[x * self.scale for x in row] for row in found], self.S + j * self.QB, self.QB)
+
+    def tile(self, places: list[Pointer], Q: Pointer) -> Block:
+        """A few keys' products with all queries."""
+        m, words = self.m, self.layout.words
+        acc = m.variables([[self.zero] * self.nv for _ in places])
+        m.matmul(acc, lambda r, d: places[r] + d, lambda d: Q + d * self.QB, 0, words, 2 - words % 2)
+        return m.values(acc)
+
+    def adjust(self, block: Place, nk: Value, masked: bool) -> None:
+        """S := what softcap, score_mod, bias and mask make of it, -inf where hidden."""
+        m, n, adjuster = self.m, self.n, self.adjuster
+        trees = [x for x in (self.change, self.visible if masked else None) if x]
+        tiles = [x for tree in trees for x in adjuster.tiles_of(tree)]
+        for v in m.range(0, self.nv):
+            place = block.at(i=block.i + v * n)
+            fetched: list[tuple[Node, Pointer]] = []
+            for node in tiles:
+                at = self.A["scratch"] + (self.layout.at["tiles"] + len(fetched) * KB * n)
+                fetched.append((node, at.to(adjuster.kept_as(node))))
+                adjuster.fetch(node, place, nk, fetched[-1][1])
+            for tree in trees:
+                adjuster.prepare(tree, place)
+            for j in m.range(0, nk):
+                here = self.S + (j * self.QB + v * n)
+                x = m.load(here)
+                one = place.at(j=block.j + j, score=x)
+                for node, at in fetched:
+                    one.known[node] = adjuster.fetched(node, at + j * n)
+                if self.change:
+                    x = adjuster.vector(self.change, one)
+                if masked and self.visible:
+                    x = m.select(adjuster.vector(self.visible, one), x, self.hidden)
+                m.store(x, here)
+
+    def hide_rest(self, nq: Value, nk: Value) -> None:
+        """S := -inf in lanes past the last query."""
+        m = self.m
+        for v in m.range(0, self.nv):
+            there = m.splat(v * self.n) + m.lane() < m.splat(nq)
+            for j in m.range(0, nk):
+                here = self.S + (j * self.QB + v * self.n)
+                m.store(m.select(there, m.load(here), self.hidden), here)
+
+    def weights(self, task: Task, block: Place, nk: Value) -> None:
+        """S := P' = exp(S - lse) norm; and what is kept of each row."""
+        m, n, QB, s = self.m, self.n, self.QB, self.s
+        for _ in m.when(nk % 2 > 0):
+            m.store_block([[self.hidden] * self.nv], self.S + nk * QB, QB)
+        most, least, log2e = m.splat(MOST[m.real]), m.splat(LEAST[m.real]), m.splat(LOG2E)
+        norms = self.norms(task) + block.j if s.norms else None
+        position = self.offset(task) + block.i if "far" in s.rows else None
+        for v in m.range(0, self.nv):
+            i = task.head * self.A["row"] + block.i + v * n
+            lse = m.load(self.A["lse"] + i)
+            rest = m.load(self.A["rest"] + i) if s.rest else None
+            sums = [{name: m.var(self.zero) for name in s.rows} for _ in (0, 1)]
+            from_first = None if position is None else m.floats(m.splat(position + v * n - block.j) + m.lane())
+            for j in m.range(0, nk, 2):
+                for r, kept in enumerate(sums):
+                    here = self.S + ((j + r) * QB + v * n)
+                    score = m.load(here)
+                    x = score - lse if rest is None else score - lse - rest
+                    x = m.select(x > most, most, x)
+                    p = m.exp2(x * log2e, PRECISE[m.real])
+                    if "seen" in kept:
+                        kept["seen"].v = m.select(score != self.hidden, m.splat(1.0), kept["seen"].v)
+                    if "mean" in kept:
+                        kept["mean"].v = m.fma(p, m.select(least > x, least, x), kept["mean"].v)
+                        kept["total"].v = kept["total"].v + p
+                    if norms is not None:  # what is masked has no norm, be it NaN
+                        norm = m.broadcast(norms + m.min(nk - 1, j + r))
+                        p = m.select(p == self.zero, self.zero, p * norm)
+                    if "mean" not in kept and "total" in kept:
+                        kept["total"].v = kept["total"].v + p
+                    if from_first is not None:
+                        far = m.unary("abs", from_first - m.splat(m.number(j + r)))
+                        kept["far"].v = m.fma(p, far, kept["far"].v)
+                    m.store(p, here)
+            for place, name in enumerate(s.rows):
+                at = self.A["rows"] + ((task.head * len(s.rows) + place) * self.A["row"] + block.i + v * n)
+                m.add_to(sums[0][name].v + sums[1][name].v, at)
+
+    def norms(self, task: Task) -> Pointer:
+        A = self.A
+        return A["norms"] + ((task.b - A["first_b"]) * A["norms_b"] + (task.h - A["first_h"]) * A["norms_h"])
+
+    def offset(self, task: Task) -> Value:
+        """Position of query 0."""
+        return self.m.get(self.A["offsets"] + (task.b - self.A["first_b"]) * self.A["offset_b"])
+
+    def columns(self, task: Task, j0: Value, nk: Value) -> None:
+        """columns[j] += sum_i P'[j, i]."""
+        m, n, QB = self.m, self.n, self.QB
+        for j in m.range(nk, (nk + (n - 1)) // n * n):
+            m.store_block([[self.zero] * self.nv], self.S + j * QB, QB)
+        out = self.A["columns"] + (task.part * self.A["column"] + j0)
+        for j in m.range(0, nk, n):
+            rows = []
+            for r in range(n):
+                row = [m.load(self.S + ((j + r) * QB + v * n)) for v in range(self.nv)]
+                rows.append(_tree(row, lambda x, y: x + y))
+            m.add_to(m.sums(rows)[0], out + j)
+
+    def diagonals(self, task: Task, block: Place, nk: Value) -> None:
+        """diagonals[position(i) - j] += P'[j, i] for all within reach: neighbours in i are neighbours there.
+
+        Every n-th key in turn, so that a sum is not taken up again while it is still being stored.
+        """
+        m, n, A = self.m, self.n, self.A
+        position = self.offset(task) + block.i - block.j
+        out = A["diagonals"] + (task.part * A["diagonal"] + A["reach"] + n)
+        for v in m.range(0, self.nv):
+            at = position + v * n
+            lo, hi = m.max(m.scalar(0), at - A["reach"]), m.min(nk, at + A["reach"] + n)
+            for _ in m.when(lo < hi):
+                for r in m.range(0, n):
+                    for j in m.range(lo + r, hi, n):
+                        m.add_to(m.load(self.S + (j * self.QB + v * n)), out + (at - j))
+
+    def pool(self, j0: Value, nk: Value, g: int, op: str, state: Pointer) -> None:
+        """T[cell, :] (+)= P'[j, :] for the keys of each cell."""
+        m, A, combine = self.m, self.A, self.combine(op)
+        c, S = A[f"c{g}"], A["keys"]
+        edge = m.var(j0)
+        for cell in m.range(j0 * c // S, (j0 + nk - 1) * c // S + 1):
+            end = m.min(j0 + nk, ((cell + 1) * S + (c - 1)) // c)
+            at = state + (A[f"at{g}"] + cell * self.QB)
+            (so_far,) = m.load_block(at, self.QB, 1, self.nv)
+            acc = [m.var(x) for x in so_far]
+            for j in m.range(edge.v - j0, end - j0):
+                for v, x in enumerate(acc):
+                    x.v = combine(m.load(self.S + (j * self.QB + v * self.n)), x.v)
+            m.store_block([[x.v for x in acc]], at, self.QB)
+            edge.v = end
+
+    def end_pool(self, task: Task, block: Value, g: int, op: str, state: Pointer) -> None:
+        """cells[row of i, :] (+)= T[:, i]."""
+        m, n, A = self.m, self.n, self.A
+        base = A[f"cells{g}"] + task.head * A[f"count{g}"] * A[f"stride{g}"]
+        shift = m.get(A[f"shift{g}"] + task.chunk)
+        for v in m.range(0, self.nv):
+            rows = []
+            for lane in range(n):  # past the last query: zeros, to the last row
+                i = m.min(A["queries"] - 1, block * self.QB + v * n + lane)
+                rows.append(base + (i * A[f"r{g}"] // A["queries"] + shift) * A[f"stride{g}"])
+            for x in m.range(0, A[f"stride{g}"], n):
+                at = state + (A[f"at{g}"] + x * self.QB + v * n)
+                for row, found in zip(rows, m.transpose([m.load(at + r * self.QB) for r in range(n)]), strict=True):
+                    if op == "add":
+                        m.add_to(found, row + x)
+                    else:
+                        m.store(self.combine(op)(found, m.load(row + x)), row + x)
+
+    def combine(self, op: str) -> Callable[[Value, Value], Value]:
+        m = self.m
+        if op == "add":
+            return lambda x, y: x + y
+        return lambda x, y: m.select((x > y) | (x != x), x, y)  # not-a-number stays
+
+    def mass_rows(self, state: Pointer, p: Value) -> Pointer:
+        """What each query gives to the keys of pair p, in f64."""
+        return (state + self.A["mass_at"]).to("f64") + p * self.QB
+
+    def mass(self, place: Place, key_block: Value, nk: Value, state: Pointer) -> None:
+        """Adds the columns of each pair's keys, where one of its queries is in the block."""
+        m, A = self.m, self.A
+        for p in m.range(0, A["pairs"]):
+            queries = A["set_query_cuts"] + (p * A["query_cuts"] + place.i // self.QB)
+            keys = A["set_key_cuts"] + (p * A["key_cuts"] + key_block)
+            first, stop = m.get(keys), m.get(keys + 1)
+            for _ in m.when((m.get(queries) < m.get(queries + 1)) & (first < stop)):
+                acc = [m.var(self.zero) for _ in range(self.nv)]
+                for at in m.range(first, stop):
+                    j = m.get(A["set_keys"] + at) - place.j
+                    for _ in m.when((j >= 0) & (j < nk)):
+                        for v, x in enumerate(acc):
+                            x.v = x.v + m.load(self.S + (j * self.QB + v * self.n))
+                for v, x in enumerate(acc):
+                    m.add_to(x.v, self.mass_rows(state, p) + v * self.n)
+
+    def end_mass(self, task: Task, block: Value, state: Pointer) -> None:
+        """mass[p] += the rows of the pair's queries."""
+        m, A = self.m, self.A
+        for p in m.range(0, A["pairs"]):
+            queries = A["set_query_cuts"] + (p * A["query_cuts"] + block)
+            total = m.var(m.number(0.0))
+            for at in m.range(m.get(queries), m.get(queries + 1)):
+                i = m.get(A["set_queries"] + at) - block * self.QB
+                total.v = total.v + m.get(self.mass_rows(state, p) + i)
+            m.add_to(m.splat(total.v), A["mass"] + (task.part * A["pairs"] + p) * self.n)
+
+    def largest(self, task: Task, block: Place, nk: Value) -> None:
+        """The k largest of each row so far, in order, and their keys: who comes later must be larger to pass."""
+        m, n, A = self.m, self.n, self.A
+        k, row = A["k_largest"], A["row"]
+        for v in m.range(0, self.nv):
+            at = task.head * k * row + block.i + v * n
+            values, keys = A["top"] + at, A["top_keys"] + at
+            last = m.var(m.load(values + (k - 1) * row))
+            for j in m.range(0, nk):
+                x = m.load(self.S + (j * self.QB + v * n))
+                for _ in m.when(m.any(x > last.v)):
+                    key = m.splat(block.j + j)
+                    for up_by in m.range(1, k):
+                        here = (k - up_by) * row
+                        above, own = m.load(values + (here - row)), m.load(values + here)
+                        above_key, own_key = m.load(keys + (here - row)), m.load(keys + here)
+                        moves, stays = x > above, x > own
+                        m.store(m.select(moves, above, m.select(stays, x, own)), values + here)
+                        m.store(m.select(moves, above_key, m.select(stays, key, own_key)), keys + here)
+                    first, first_key = m.load(values), m.load(keys)
+                    m.store(m.select(x > first, x, first), values)
+                    m.store(m.select(x > first, key, first_key), keys)
+                    last.v = m.load(values + (k - 1) * row)
+
+
+def _tree(x: list[Value], op: Callable[[Value, Value], Value]) -> Value:
+    while len(x) > 1:
+        x = [op(*x[i : i + 2]) if len(x[i : i + 2]) == 2 else x[i] for i in range(0, len(x), 2)]
+    return x[0]

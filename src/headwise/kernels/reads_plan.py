@@ -1,0 +1,252 @@
+"""How a pass of reads is cut into tasks, the arrays it fills, and what they come to."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headwise.kernels import jit, llvm, masking, threads
+from headwise.kernels.forward import KB, block_width
+from headwise.kernels.plan import A_WHILE, ALONE, PIECES, Call, Problem, _elements, _fill, _scratch
+from headwise.kernels.reads import Reads, up
+from headwise.kernels.thread_count import get_num_threads
+from headwise.kernels.tile import KINDS, Geometry
+
+TOGETHER = 4  # blocks of queries that share a block of keys
+NUMBERS = 1 << 16  # of scratch memory, beyond which they are taken one by one
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one pass is to sum up; pools as (rows, columns, 'add' or 'max'), sets as pairs of sorted indices."""
+
+    rows: tuple[str, ...] = ()  # total, mean, far, seen: see `reads.Reads`
+    columns: bool = False
+    reach: int | None = None
+    pools: Sequence[tuple[int, int, str]] = ()
+    sets: Sequence[tuple[np.ndarray, np.ndarray]] | None = None
+    k_largest: int = 0
+
+
+class Rows(NamedTuple):
+    """What a pass knows of its rows. lse [b, h, L] of the batch entries and heads that are read, and what it lacks;
+    offset: position of query 0, [B or 1]; norms: [b, h, S] with any axis 1, or None.
+    """
+
+    lse: np.ndarray
+    rest: np.ndarray | None
+    offset: np.ndarray
+    norms: np.ndarray | None = None
+
+
+@dataclass
+class Sums:
+    """What a pass came to, in float64: rows [b, h, L] by name, columns [b, h, S], diagonals [b, h, 2 reach + 1] by
+    key minus position, pools [b, h, r, c], mass [b, h, P], and the largest [b, h, L, k] with their keys (-1: none).
+    """
+
+    rows: dict[str, np.ndarray] = field(default_factory=dict)
+    columns: np.ndarray | None = None
+    diagonals: np.ndarray | None = None
+    pools: list[np.ndarray] = field(default_factory=list)
+    mass: np.ndarray | None = None
+    largest: tuple[np.ndarray, np.ndarray] | None = None
+
+
+class Pass:
+    """One pass: its program, its arguments (arrays or addresses, and numbers), its tasks."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        call: Call,
+        wanted: Wanted,
+        b: range,
+        h: range,
+        rows: Rows,
+        geometry: Geometry | None = None,
+    ) -> None:
+        sizes = problem.sizes
+        self.geometry = geometry or llvm.chosen()
+        self.wanted, self.call, self.sizes, self.shape = wanted, call, sizes, (len(b), len(h))
+        self.real = np.dtype(np.float64 if problem.dtype == "f64" else np.float32)
+        n = self.geometry.lanes("f64" if problem.dtype == "f64" else "f32")
+        self.spec = Reads(
+            problem.dtype,
+            sizes.D,
+            min(block_width(self.geometry), -(-sizes.L // n)),
+            problem.rules.visible is not None,
+            problem.rules,
+            wanted.rows,
+            wanted.columns,
+            wanted.reach is not None,
+            tuple(op for *_, op in wanted.pools),
+            wanted.sets is not None,
+            wanted.k_largest > 0,
+            rows.norms is not None,
+            rows.rest is not None,
+        )
+        self.QB, self.lanes = n * self.spec.width, n
+        self.blocks = -(-sizes.L // self.QB)
+        self.heads = len(b) * len(h)
+        chunks = min(self.blocks, -(-PIECES // self.heads))  # of the sizes alone, so that the bits are too
+        self.chunk_blocks = -(-self.blocks // chunks)
+        self.chunks = -(-self.blocks // self.chunk_blocks)
+        self.tasks = self.heads * self.chunks
+        layout = self.spec.layout(self.geometry)
+        self.state = layout.state
+        self.values: dict[str, Any] = {
+            **{f"{x}_{axis}": s for x in "qk" for axis, s in zip("bhl", _elements(problem, x), strict=False)},
+            "first_b": b.start,
+            "first_h": h.start,
+            "heads": len(h),
+            "group": max(sizes.group, 1),
+            "queries": sizes.L,
+            "keys": sizes.S,
+            "scale": problem.scale,
+            "blocks": self.blocks,
+            "row": self.blocks * self.QB,
+            "chunks": self.chunks,
+            "chunk_blocks": self.chunk_blocks,
+            "step_first": 0,
+            "step_stop": self.chunk_blocks,
+        }
+        self._inputs(rows)
+        self._outputs()
+        together = min(TOGETHER, self.chunk_blocks)
+        self.together = together if together * self.state <= NUMBERS else 1
+        self.values |= {"together": self.together, "state": self.state}
+        self.scratch = layout.shared + self.together * self.state
+        self.operations = 2 * self.heads * sizes.L * sizes.S * max(sizes.D, 16)
+
+    def _inputs(self, rows: Rows) -> None:
+        sizes = self.sizes
+
+        def padded(x: np.ndarray) -> np.ndarray:
+            out = np.zeros((*self.shape, self.blocks * self.QB), self.real)
+            out[..., : sizes.L] = x
+            return out
+
+        self.values["lse"] = padded(np.where(np.isneginf(rows.lse), 0, rows.lse))
+        if rows.rest is not None:
+            self.values["rest"] = padded(rows.rest)
+        self.values["offsets"] = np.ascontiguousarray(rows.offset, np.int64)
+        self.values["offset_b"] = int(len(rows.offset) > 1)
+        if rows.norms is not None:
+            norms = np.ascontiguousarray(np.broadcast_to(rows.norms, (*rows.norms.shape[:2], sizes.S)), self.real)
+            b, h = (0 if norms.shape[axis] == 1 else norms.strides[axis] // norms.itemsize for axis in (0, 1))
+            self.values |= {"norms": norms, "norms_b": b, "norms_h": h}
+        if self.spec.spans:
+            i0 = np.arange(self.blocks) * self.QB
+            spans = masking.spans(self.call.mask, sizes, i0, np.minimum(i0 + self.QB, sizes.L))
+            table = np.ascontiguousarray(np.stack(np.broadcast_arrays(*spans), -1), np.int64)
+            self.values |= {"spans": table, "spans_b": 0 if len(table) == 1 else self.blocks * 4}
+
+    def _outputs(self) -> None:
+        wanted, sizes, values, n = self.wanted, self.sizes, self.values, self.lanes
+        row = self.blocks * self.QB
+        if wanted.rows:
+            values["rows"] = np.zeros((*self.shape, len(wanted.rows), row))
+        if wanted.columns:
+            values["column"] = sizes.S + n
+            values["columns"] = np.zeros((*self.shape, self.chunks, sizes.S + n))
+        if wanted.reach is not None:
+            values |= {"reach": wanted.reach, "diagonal": 2 * (wanted.reach + n) + 1}
+            values["diagonals"] = np.zeros((*self.shape, self.chunks, values["diagonal"]))
+        for g, (r, c, _) in enumerate(wanted.pools):
+            spans = [self._cells(r, chunk) for chunk in range(self.chunks)]
+            starts = np.cumsum([0] + [stop - start for start, stop in spans])
+            values |= {f"r{g}": r, f"c{g}": c, f"stride{g}": up(c, n), f"count{g}": int(starts[-1])}
+            values[f"at{g}"] = self.state
+            values[f"shift{g}"] = starts[:-1] - [start for start, _ in spans]
+            values[f"cells{g}"] = np.zeros((*self.shape, int(starts[-1]), up(c, n)))
+            self.state += up(c, n) * self.QB
+        if wanted.sets is not None:
+            self._sets(wanted.sets)
+        if wanted.k_largest:
+            shape = (*self.shape, wanted.k_largest, row)
+            values |= {"k_largest": wanted.k_largest, "top": np.zeros(shape, self.real)}
+            values["top_keys"] = np.full(shape, -1, np.int64 if self.real == np.float64 else np.int32)
+
+    def _cells(self, r: int, chunk: int) -> tuple[int, int]:
+        """The rows of a grid that a chunk's queries lie in."""
+        each, L = self.chunk_blocks * self.QB, self.sizes.L
+        return chunk * each * r // L, (min(L, (chunk + 1) * each) - 1) * r // L + 1
+
+    def _sets(self, sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Pairs of sets, and where each block's share of each begins."""
+        values = self.values
+        counts = (self.blocks, -(-self.sizes.S // KB))
+        for axis, name, step in ((0, "query", self.QB), (1, "key", KB)):
+            edges = np.arange(counts[axis] + 1) * step
+            starts = np.cumsum([0] + [len(pair[axis]) for pair in sets])
+            cuts = [np.searchsorted(pair[axis], edges) + start for pair, start in zip(sets, starts, strict=False)]
+            values[f"set_{name}_cuts"] = np.array(cuts, np.int64).reshape(len(sets), len(edges))
+            values[f"{name}_cuts"] = len(edges)
+        values["set_queries"], values["set_keys"] = (
+            np.concatenate([np.zeros(0, np.int64), *(pair[axis] for pair in sets)]) for axis in (0, 1)
+        )
+        values |= {"pairs": len(sets), "mass": np.zeros((*self.shape, self.chunks, len(sets), self.lanes))}
+        values["mass_at"] = self.state
+        self.state += 2 * len(sets) * self.QB
+
+    def run(self, q: int, k: int, progress: Callable[[int, int], None] | None = None) -> None:
+        """Runs the pass over the arrays at these addresses, a while at a time: Ctrl-C is looked for in between."""
+        number = 1 if self.operations < ALONE else get_num_threads()
+        signature = self.spec.signature()
+        slots = {name: at for at, (name, _) in enumerate(signature)}
+        given = {**self.values, "q": q, "k": k}
+        packed = [struct.pack("d" if kind == "f64" else "q", _word(given.get(name, 0))) for name, kind in signature]
+        arguments = array("q", b"".join(packed))
+        _fill(arguments, slots, self.call)
+        size = -(-self.scratch * KINDS[self.spec.real] // 64) * 64
+        job = array("q", [1, jit.function(self.spec, self.geometry), arguments.buffer_info()[0], 0, self.tasks])
+        job.extend((_scratch(size * number), size))
+        whiles = max(1, -(-int(self.operations) // int(A_WHILE)))
+        step = max(self.together, -(-self.chunk_blocks // (whiles * self.together)) * self.together)
+        firsts = range(0, self.chunk_blocks, step)
+        few = self.tasks if whiles == 1 else max(number, int(self.tasks * len(firsts) / whiles))
+        parts = [(first, done) for first in firsts for done in range(0, self.tasks, few)]
+        for at, (first, done) in enumerate(parts):
+            if progress is not None:
+                progress(at, len(parts))
+            arguments[slots["step_first"]], arguments[slots["step_stop"]] = first, first + step
+            job[3], job[4] = done, min(done + few, self.tasks)
+            threads.run(job.buffer_info()[0], number)
+        if progress is not None:
+            progress(len(parts), len(parts))
+
+    def sums(self) -> Sums:
+        """What the tasks left behind, put together."""
+        wanted, sizes, values = self.wanted, self.sizes, self.values
+        found = Sums()
+        if wanted.rows:
+            found.rows = {name: values["rows"][..., at, : sizes.L] for at, name in enumerate(wanted.rows)}
+        if wanted.columns:
+            found.columns = values["columns"][..., : sizes.S].sum(2)
+        if wanted.reach is not None:
+            inside = slice(self.lanes, self.lanes + 2 * wanted.reach + 1)
+            found.diagonals = values["diagonals"][..., inside].sum(2)[..., ::-1]
+        for g, (r, c, op) in enumerate(wanted.pools):
+            cells, start = np.zeros((*self.shape, r, c)), 0
+            for first, stop in (self._cells(r, chunk) for chunk in range(self.chunks)):
+                piece = values[f"cells{g}"][..., start : start + stop - first, :c]
+                here = cells[..., first:stop, :]
+                (np.add if op == "add" else np.maximum)(here, piece, out=here)
+                start += stop - first
+            found.pools.append(cells)
+        if wanted.sets is not None:
+            found.mass = values["mass"][..., 0].sum(2)
+        if wanted.k_largest:
+            top, keys = (np.moveaxis(values[x][..., : sizes.L], 2, 3) for x in ("top", "top_keys"))
+            found.largest = top, keys
+        return found
+
+
+def _word(x: Any) -> Any:
+    return x.__array_interface__["data"][0] if isinstance(x, np.ndarray) else x
