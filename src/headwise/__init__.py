@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headwise.backends.onnx import onnx_translations
     from headwise.functional import attention, multi_head_attention
     from headwise.kernels.thread_count import get_num_threads, set_num_threads
     from headwise.masks import Mask, causal, dense, documents, key_lengths, keys, mask_mod, prefix, window
@@ -32,6 +33,7 @@ __all__ = [
     "keys",
     "mask_mod",
     "multi_head_attention",
+    "onnx_translations",
     "prefix",
     "replace",
     "set_num_threads",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "backends.onnx": ["onnx_translations"],
     "functional": ["attention", "multi_head_attention"],
     "kernels.thread_count": ["get_num_threads", "set_num_threads"],
     "masks": ["Mask", "causal", "dense", "documents", "key_lengths", "keys", "mask_mod", "prefix", "window"],

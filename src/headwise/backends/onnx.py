@@ -1,0 +1,157 @@
+"""Export to ONNX: `headwise::attention` in an exported graph becomes ONNX's own Attention (opset 23 and later).
+
+L queries, S keys; a mask is built by ONNX operators from the lengths at run time, so B, L and S may be dynamic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from headwise.backends import ops as ops
+
+
+def onnx_translations() -> dict[Any, Callable[..., Any]]:
+    """What `torch.onnx.export` needs to know of headwise, for its `custom_translation_table`.
+
+    Needs the package onnxscript, and `dynamo=True, opset_version=23` or later. Calls with a `score_mod` or `mask_mod`
+    are exported as the operations they are made of; dropout is refused.
+
+    >>> import torch, headwise as hw
+    >>> class Model(torch.nn.Module):
+    ...     def forward(self, q, k, v):
+    ...         return hw.attention(q, k, v, mask=hw.causal())
+    >>> q = torch.randn(1, 2, 3, 4)
+    >>> program = torch.onnx.export(Model().eval(), (q, q, q), dynamo=True, opset_version=23, verbose=False,
+    ...                             custom_translation_table=hw.onnx_translations())
+    >>> "Attention" in [node.op_type for node in program.model.graph]
+    True
+    """
+    return {torch.ops.headwise.attention.default: _attention}
+
+
+def _attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    sinks: Any,
+    gate: Any,
+    arrays: Sequence[Any],
+    _seed: Any,
+    rule: str,
+    numbers: Sequence[Any],
+    scale: float,
+    softcap: float,
+    dropout_p: float,
+) -> tuple[Any, Any]:
+    """out [B, H, L, Dv] and lse [B, H, L]; what nobody uses of it, the exporter removes."""
+    from onnxscript import opset23
+
+    op: Any = opset23
+    if dropout_p:
+        raise ValueError("onnx_translations: ONNX's Attention has no dropout; export the model in eval mode")
+    one = op.Constant(value_ints=[1])
+    L, S = op.Shape(q, start=2, end=3), op.Shape(k, start=2, end=3)
+    all_scores = op.Concat(op.Shape(q, start=0, end=3), S, axis=0)  # B, H, L, S
+    allowed = op.Expand(_Rule(op, L, S, arrays, numbers).build(rule), all_scores) if rule else None
+    added = allowed if bias is None else op.Expand(op.CastLike(bias, q), all_scores)
+    if allowed is not None and (bias is not None or sinks is not None):
+        nothing = op.CastLike(op.Constant(value_float=0.0), q)
+        hidden = op.CastLike(op.Constant(value_float=float("-inf")), q)
+        added = op.Where(allowed, nothing if bias is None else added, hidden)
+    if sinks is not None:  # one more key, of zeros, whose score is the sink and whose value is nothing
+        no_pads = op.Constant(value_ints=[0, 0, 0, 0, 0, 0, 1, 0])
+        k, v = op.Pad(k, no_pads), op.Pad(v, no_pads)
+        if added is None:
+            added = op.Expand(op.CastLike(op.Constant(value_float=0.0), q), all_scores)
+        column = op.Reshape(op.CastLike(sinks, q), op.Constant(value_ints=[1, -1, 1, 1]))
+        column = op.Expand(column, op.Concat(op.Shape(q, start=0, end=3), one, axis=0))
+        added = op.Concat(added, column, axis=3)
+    out = op.Attention(q, k, v, added, scale=scale, softcap=softcap)[0]
+    scores = op.Attention(q, k, v, added, scale=scale, softcap=softcap, qk_matmul_output_mode=2)[3]
+    lse = op.ReduceLogSumExp(op.Cast(scores, to=_wide(q)), op.Constant(value_ints=[3]), keepdims=0)
+    if allowed is not None and sinks is None:  # runtimes differ in what a row with nothing to attend to gives
+        last = op.Constant(value_ints=[3])
+        some = op.Cast(op.ReduceMax(op.Cast(allowed, to=INT32), last, keepdims=1), to=BOOL)  # [B, H, L, 1]
+        out = op.Where(some, out, op.CastLike(op.Constant(value_float=0.0), q))
+        lse = op.Where(op.Squeeze(some, last), lse, op.CastLike(op.Constant(value_float=float("-inf")), lse))
+    if gate is not None:  # [H] or [B, H]
+        out = op.Mul(out, op.Unsqueeze(op.CastLike(gate, q), op.Constant(value_ints=[-2, -1])))
+    return out, lse
+
+
+INT32, INT64, BOOL, FLOAT, DOUBLE = 6, 7, 9, 1, 11  # onnx.TensorProto's numbers
+
+
+def _wide(q: Any) -> int:
+    return DOUBLE if int(q.dtype) == DOUBLE else FLOAT
+
+
+class _Rule:
+    """A packed mask (see `packing`) as ONNX operators: booleans that broadcast to [B, H, L, S]."""
+
+    def __init__(self, op: Any, L: Any, S: Any, arrays: Sequence[Any], numbers: Sequence[Any]) -> None:
+        self.op, self.arrays, self.numbers = op, arrays, numbers
+        self.i = op.Unsqueeze(self._range(L), op.Constant(value_ints=[1]))  # [L, 1]
+        self.j = self._range(S)  # [S]
+        self.default_offset = op.Sub(S, L)
+
+    def build(self, rule: str) -> Any:
+        self.words = iter(rule.split())
+        return self._next()
+
+    def _range(self, n: Any) -> Any:
+        op = self.op
+        zero, one = (op.Constant(value_int=x) for x in (0, 1))
+        return op.Range(zero, op.Squeeze(n), one)
+
+    def _next(self) -> Any:
+        op, name = self.op, next(self.words)
+        if name in ("and", "or"):
+            left = self._next()
+            return (op.And if name == "and" else op.Or)(left, self._next())
+        if name == "not":
+            return op.Not(self._next())
+        if name == "window":
+            left, right, at = self._value(), self._value(), self._value()
+            offset = self.default_offset if at is None else self._per_batch(at)
+            distance = op.Sub(self.j, op.Add(self.i, offset))
+            allowed = op.Equal(distance, distance)
+            if left is not None:
+                allowed = op.GreaterOrEqual(distance, op.Neg(self._integer(left)))
+            if right is not None:
+                below = op.LessOrEqual(distance, self._integer(right))
+                allowed = below if left is None else op.And(allowed, below)
+            return allowed
+        if name == "lengths":
+            return op.Less(self.j, self._per_batch(self._value()))
+        if name == "keys":
+            return op.Unsqueeze(self._value(), op.Constant(value_ints=[1, 2]))  # [B, 1, 1, S]
+        if name == "documents":
+            queries, keys = (self._per_entry(self._value()) for _ in range(2))  # [B or 1, 1, 1, n]
+            return op.Equal(op.Transpose(queries, perm=[0, 1, 3, 2]), keys)
+        return self._value()  # dense
+
+    def _value(self) -> Any:
+        word = next(self.words)
+        if word == "none":
+            return None
+        return (self.arrays if word[0] == "a" else self.numbers)[int(word[1:])]
+
+    def _integer(self, x: Any) -> Any:
+        return self.op.Constant(value_int=x) if isinstance(x, int) else self.op.Cast(x, to=INT64)
+
+    def _per_batch(self, x: Any) -> Any:
+        """A number, or [B, 1, 1, 1] from one for each batch entry."""
+        if isinstance(x, int):
+            return self.op.Constant(value_int=x)
+        return self.op.Reshape(self.op.Cast(x, to=INT64), self.op.Constant(value_ints=[-1, 1, 1, 1]))
+
+    def _per_entry(self, ids: Any) -> Any:
+        """[n] or [B, n] as [1 or B, 1, 1, n]."""
+        op = self.op
+        n = op.Shape(ids, start=-1)
+        return op.Reshape(op.Cast(ids, to=INT64), op.Concat(op.Constant(value_ints=[-1, 1, 1]), n, axis=0))

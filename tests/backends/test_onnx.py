@@ -1,0 +1,127 @@
+"""Models exported to ONNX with its own Attention operator, run by ONNX's reference evaluator at other sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import headwise as hw
+
+onnx_reference = pytest.importorskip("onnx.reference")
+pytest.importorskip("onnxscript")
+
+H, HKV, D, DV = 6, 3, 5, 7
+torch.manual_seed(0)
+BIAS, SINKS, GATE = torch.randn(H, 1, 1), torch.randn(H), torch.rand(H)
+SIZES = ((2, 5, 11), (3, 13, 7), (1, 1, 17))  # B, L, S
+CASES: dict[str, Any] = {
+    "nothing": lambda **_: {},
+    "causal": lambda **_: {"mask": hw.causal()},
+    "causal at": lambda **_: {"mask": hw.causal(3)},
+    "window": lambda **_: {"mask": hw.window(3, 1) | hw.prefix(2)},
+    "no key seen": lambda **_: {"mask": hw.key_lengths(0) | hw.window(0, 0, offset=-2)},
+    "inverted": lambda **_: {"mask": hw.causal().invert()},
+    "keys": lambda valid, **_: {"mask": hw.keys(valid) & hw.causal()},
+    "lengths": lambda lengths, **_: {"mask": hw.key_lengths(lengths)},
+    "offsets": lambda lengths, **_: {"mask": hw.causal(lengths)},
+    "documents": lambda ids, key_ids, **_: {"mask": hw.documents(ids, key_ids)},
+    "bias": lambda **_: {"bias": BIAS, "scale": 0.7},
+    "bias and mask": lambda **_: {"bias": BIAS, "mask": hw.causal()},
+    "sinks": lambda **_: {"sinks": SINKS},
+    "everything": lambda valid, **_: {
+        "mask": hw.keys(valid) & hw.causal(),
+        "bias": BIAS,
+        "sinks": SINKS,
+        "head_gate": GATE,
+        "softcap": 2.0,
+    },
+    "a score function": lambda **_: {"score_mod": lambda s, b, h, i, j: s - 0.1 * (i - j).abs(), "mask": hw.causal()},
+}
+EXTRA = {
+    "valid": lambda B, L, S: torch.rand(B, S) < 0.7,
+    "lengths": lambda B, L, S: torch.randint(0, S + 1, (B,)),
+    "ids": lambda B, L, S: torch.randint(0, 3, (B, L)),
+    "key_ids": lambda B, L, S: torch.randint(0, 3, (B, S)),
+}
+
+
+class Model(torch.nn.Module):
+    """One attention after the other, over the same arrays: out and lse of each."""
+
+    def __init__(self, cases: list[Any]) -> None:
+        super().__init__()
+        self.cases = cases
+
+    def forward(self, q: Any, k: Any, v: Any, valid: Any, lengths: Any, ids: Any, key_ids: Any) -> Any:
+        given = {"valid": valid, "lengths": lengths, "ids": ids, "key_ids": key_ids}
+        return [x for case in self.cases for x in hw.attention(q, k, v, return_lse=True, **case(**given))]
+
+
+def inputs(B: int, L: int, S: int) -> dict[str, torch.Tensor]:
+    qkv = {"q": torch.randn(B, H, L, D), "k": torch.randn(B, HKV, S, D), "v": torch.randn(B, HKV, S, DV)}
+    return qkv | {name: make(B, L, S) for name, make in EXTRA.items()}
+
+
+def exported(model: torch.nn.Module, given: dict[str, torch.Tensor]) -> Any:
+    B, L, S = (torch.export.Dim(x, min=1, max=99) for x in "BLS")
+    shapes = {"q": {0: B, 2: L}, "k": {0: B, 2: S}, "v": {0: B, 2: S}, "valid": {0: B, 1: S}, "lengths": {0: B}}
+    shapes |= {"ids": {0: B, 1: L}, "key_ids": {0: B, 1: S}}
+    return torch.onnx.export(
+        model.eval(),
+        (),
+        kwargs=given,
+        dynamo=True,
+        opset_version=23,
+        verbose=False,
+        dynamic_shapes=shapes,
+        custom_translation_table=hw.onnx_translations(),
+    )
+
+
+def test_every_option_runs_at_any_size_to_the_same_result() -> None:
+    model = Model(list(CASES.values()))
+    program = exported(model, inputs(2, 3, 5))
+    nodes = [node.op_type for node in program.model.graph]
+    assert nodes.count("Attention") == 2 * (len(CASES) - 1)  # one for out, one for lse; none for the score function
+    run = onnx_reference.ReferenceEvaluator(program.model_proto)
+    names = [f"{name}, {what}" for name in CASES for what in ("out", "lse")]
+    for sizes in SIZES:
+        given = inputs(*sizes)
+        with np.errstate(all="ignore"):
+            found = run.run(None, {key: x.numpy() for key, x in given.items()})
+        for name, x, right in zip(names, found, model(**given), strict=True):
+            np.testing.assert_allclose(x, right.numpy(), rtol=0, atol=2e-6, err_msg=name)
+
+
+def test_a_layer_exports_with_its_one_operator() -> None:
+    from headwise.nn import MultiHeadAttention
+
+    mha = MultiHeadAttention(12, H, num_kv_heads=HKV).eval()
+    x = torch.randn(2, 5, 12)
+    B, L = (torch.export.Dim(n, min=1, max=99) for n in "BL")
+    program = torch.onnx.export(
+        mha,
+        (x,),
+        dynamo=True,
+        opset_version=23,
+        verbose=False,
+        dynamic_shapes=({0: B, 1: L},),
+        custom_translation_table=hw.onnx_translations(),
+    )
+    assert [node.op_type for node in program.model.graph].count("Attention") == 1  # what lse needs is removed
+    x = torch.randn(3, 7, 12)
+    (found,) = onnx_reference.ReferenceEvaluator(program.model_proto).run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(found, mha(x).detach().numpy(), rtol=0, atol=2e-6)
+
+
+def test_dropout_is_refused() -> None:
+    with pytest.raises(Exception, match="conver") as caught:
+        exported(Model([lambda **_: {"dropout_p": 0.5}]), inputs(2, 3, 5))
+    causes, error = [], caught.value
+    while error is not None:
+        causes.append(str(error))
+        error = error.__cause__
+    assert "onnx_translations: ONNX's Attention has no dropout; export the model in eval mode" in causes
