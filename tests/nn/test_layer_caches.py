@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from problems import examples
 
 import headwise as hw
 from headwise.nn import ALiBi, DynamicNTKScaling, KVCache, MultiHeadAttention, RelativeBias, RotaryEmbedding
+from headwise.nn import layer as layer_module
 from headwise.nn.quantised_cache import quantised
 
 
@@ -26,7 +28,7 @@ def as_int8(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", CACHES)
 @given(call=calls(("self",)), data=st.data())
-@examples(0.6)
+@examples(0.4)
 def test_in_pieces_equals_numpy_at_once(kind: str, call: Any, data: st.DataObject) -> None:
     rotary = call.options.get("rotary")
     assume(rotary is None or not isinstance(rotary.scaling, DynamicNTKScaling))  # follows the length so far
@@ -34,7 +36,9 @@ def test_in_pieces_equals_numpy_at_once(kind: str, call: Any, data: st.DataObjec
     layer, inputs = call.layer(), call.inputs()
     cuts = sorted({call.L, *data.draw(st.lists(st.integers(1, call.L), max_size=5))})
     cache, pieces, start = CACHES[kind](), [], 0
-    with torch.no_grad():
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        if kind != "growing":  # what differs is what the op is given; compiling kernels for all of it takes long
+            patch.setattr(layer_module, "attention", functools.partial(hw.attention, backend="torch"))
         for stop in cuts:
             pieces.append(layer(inputs[0][:, start:stop], cache=cache))
             start = stop
