@@ -24,6 +24,7 @@ from headwise import bench
 from headwise.bench import DOCUMENTS, WINDOW, Row, alibi_slopes
 
 Call = Callable[[], Any]
+LARGE = 4 << 30  # bytes
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}
 
 
@@ -134,6 +135,14 @@ def jax(row: Row, arrays: list[np.ndarray]) -> Call:
     return lambda: run(q, k, v).block_until_ready().transpose(0, 2, 1, 3)
 
 
+def copies(row: Row, itemsize: int) -> int:
+    """How often key heads are copied, for peers that want one for each head."""
+    group = row.H // row.Hkv
+    if group > 1 and group * row.bytes(itemsize) > LARGE:
+        raise Cannot(f"its {group} copies of every key head do not fit in {LARGE >> 30} GB")
+    return group
+
+
 def onnxruntime(row: Row, arrays: list[np.ndarray]) -> Call:
     """com.microsoft.MultiHeadAttention; key heads are copied where there are fewer."""
     import onnx
@@ -147,7 +156,7 @@ def onnxruntime(row: Row, arrays: list[np.ndarray]) -> Call:
     added, allowed = bias(row), hidden(row)
     if allowed is not None and not (row.kind == "causal" and row.L == row.S):
         added = np.where(allowed, np.float32(0), np.float32(-1e30))[None, None]
-    group = row.H // row.Hkv
+    group = copies(row, 4)
     heads_apart = (arrays[0], *(y.repeat(group, 1) for y in arrays[1:]))
     flat = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).reshape(x.shape[0], x.shape[2], -1) for x in heads_apart]
     names = ["q", "k", "v"] + ["", "", "bias"] * (added is not None)
@@ -200,7 +209,7 @@ def openvino(row: Row, arrays: list[np.ndarray]) -> Call:
     if row.kind == "softcap":
         raise Cannot("no softcap")
     bf16 = arrays[0].dtype != np.float32
-    group = row.H // row.Hkv
+    group = copies(row, 4)
     q, k, v = (x.astype(np.float32) for x in (arrays[0], *(y.repeat(group, 1) for y in arrays[1:])))
     inputs = [opset13.parameter(x.shape, np.float32) for x in (q, k, v)]
     allowed, added = hidden(row), bias(row)

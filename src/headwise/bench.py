@@ -2,12 +2,14 @@
 peers.
 
 Contenders take turns, so that all see the same machine: a rest first (idle threads of other libraries go on spinning
-for some milliseconds), a call to wake up, then timed calls. Figures are medians; ratios are medians of each turn's
-ratios.
+for some milliseconds), a call to wake up, then timed calls. A turn in which this process had to wait for a CPU that
+another one held is taken again, a few times. Figures are medians; ratios are medians of each turn's ratios.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +24,8 @@ from headwise.scores import Options
 from headwise.shapes import Sizes
 
 REST = 0.03  # seconds
+AGAIN = 4  # times that a disturbed turn is taken again
+DISTURBED = 0.02  # of its time, spent waiting for a CPU
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,9 @@ ROWS = (
     Row("decode 1 x 1k", 1, 32, 8, 1, 1024, 128),
     Row("decode 1 x 8k", 1, 32, 8, 1, 8192, 128),
     Row("decode 1 x 32k", 1, 32, 8, 1, 32768, 128),
+    Row("decode 8 x 1k", 8, 32, 8, 1, 1024, 128),
     Row("decode 8 x 8k", 8, 32, 8, 1, 8192, 128),
+    Row("decode 8 x 32k", 8, 32, 8, 1, 32768, 128),
 )
 
 
@@ -142,15 +148,34 @@ def race(contenders: Mapping[str, Call], turns: int = 5, seconds: float = 0.25) 
     found = {name: Timing() for name in contenders}
     for _ in range(turns):
         for name, call in contenders.items():
-            time.sleep(REST)
-            call()
-            spent: list[float] = []
-            while not spent or (sum(spent) < seconds / turns and len(spent) < 200):
-                before = time.perf_counter()
-                call()
-                spent.append(time.perf_counter() - before)
-            found[name].turns.append(statistics.median(spent))
+            tried = []
+            while not tried or (tried[-1][0] > DISTURBED and len(tried) <= AGAIN):
+                tried.append(_turn(call, seconds / turns))
+            found[name].turns.append(min(tried)[1])
     return found
+
+
+def _turn(call: Call, seconds: float) -> tuple[float, float]:
+    """The share of a turn that this process waited for a CPU, and the median of its calls."""
+    time.sleep(REST)
+    call()
+    waited = _waited()
+    spent: list[float] = []
+    while not spent or (sum(spent) < seconds and len(spent) < 200):
+        before = time.perf_counter()
+        call()
+        spent.append(time.perf_counter() - before)
+    return (_waited() - waited) / sum(spent), statistics.median(spent)
+
+
+def _waited() -> float:
+    """Seconds that this process's threads were ready but had no CPU; 0 where the system does not tell."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/schedstat") as file:
+                total += int(file.read().split()[1])
+    return total / 1e9
 
 
 def ratio(of: Timing, to: Timing) -> float:

@@ -7,7 +7,7 @@ from headwise.kernels import jit, llvm
 from headwise.kernels.adjust import Operand, Rules
 from headwise.kernels.decode import Combine, Decode
 from headwise.kernels.forward import Forward, block_width
-from headwise.kernels.tile import GEOMETRIES
+from headwise.kernels.tile import GEOMETRIES, PRECISE
 from headwise.kernels.trace import SCORE, B, H, I, J
 
 BIASED = Rules(
@@ -161,6 +161,23 @@ def test_functions_are_accurate(isa, name, real, run):
     exact = function(x.astype(np.longdouble))
     scale = np.maximum(np.abs(exact), ULP[real] if name == "log near 1" else np.finfo(real).tiny)
     assert float((np.abs(found - exact) / scale).max()) < ulps * ULP[real]
+
+
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+@pytest.mark.parametrize("isa", llvm.runnable())
+def test_powers_of_two(isa, real, run):
+    def program(m, size):
+        for i in m.range(0, size, m.lanes):
+            m.store(m.exp2(m.load(m.args["x"] + i), PRECISE[m.real]), m.args["y"] + i)
+
+    smallest = -126 if real == np.float32 else -1022
+    x = np.concatenate([np.linspace(smallest, 0, 4080), [-np.inf, -1e30, 2 * smallest, -0.0, 0, np.nan, -1, 1e-6]])
+    x = np.concatenate([x, np.full(-len(x) % 16, -0.5)]).astype(real)
+    found, expected = run(program, isa, x, np.zeros_like(x)), np.exp2(x.astype(np.longdouble))
+    assert np.isnan(found[4085])
+    assert not found[4080:4083].any()
+    assert (found[4083:4085] == 1).all()
+    assert np.nanmax(np.abs(found - expected) / np.maximum(expected, np.finfo(real).tiny)) < 2 * ULP[real]
 
 
 @pytest.mark.parametrize("isa", llvm.runnable())

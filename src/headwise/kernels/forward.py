@@ -7,6 +7,7 @@ the sum of weights W (Milakov and Gimelshein, 2018; Rabe and Staats, 2021; Dao e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machi
 from headwise.kernels.trace import Node
 
 KB = 128  # keys in a block
+UNROLL = 4  # keys at once in the softmax
+AHEAD = 6144  # bytes between the keys that are multiplied and those that memory is asked for
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,17 @@ class Keys(NamedTuple):
     count: Value
 
 
+class Soon(NamedTuple):
+    """What memory is asked for while a block is worked on."""
+
+    k: Pointer  # the next task's keys and values
+    v: Pointer
+    queries: Pointer  # that task's block of queries
+    out: Pointer  # where this block's output will go
+    first: Value  # 1 at the first keys of a block of queries, else 0
+    leader: Value  # 1 for the first of a task's blocks, else 0
+
+
 class _Program:
     def __init__(self, m: Machine, s: Forward) -> None:
         self.m, self.s, self.A = m, s, m.args
@@ -123,7 +137,7 @@ class _Program:
         self.each = 2 if m.pair else 1  # keys or widths in a word
         self.layout = Layout(s, self.n, self.pair)
         self.QB, self.words, self.packed = self.layout.QB, self.layout.words, self.layout.packed
-        self.rows = rows_in_registers(m.registers, s.width)
+        self.rows_at_once = rows_in_registers(m.registers, s.width)
         ws = self.A["scratch"]
         self.S, self.alpha, self.line = (ws + self.layout.at[x] for x in ("S", "alpha", "line"))
         self.K, self.V = ws + self.layout.at["K"], ws + self.layout.at["V"]
@@ -136,19 +150,33 @@ class _Program:
         m, A = self.m, self.A
         step = A["blocks_a_task"]
         tasks_a_head = (A["blocks"] + step - 1) // step
-        for t in m.tasks():
-            head = t // tasks_a_head
-            b, h = head // A["heads"], head % A["heads"]
-            first = (tasks_a_head - 1 - t % tasks_a_head) * step  # a causal head's longest rows come first
-            self.task(b, h, first, m.min(step, A["blocks"] - first))
 
-    def task(self, b: Value, h: Value, first: Value, blocks: Value) -> None:
-        """Blocks of queries first ... first + blocks of head h: they share what is prepared of each block of keys."""
-        m, A = self.m, self.A
+        def place(t: Value) -> tuple[Value, Value, Value]:
+            head = t // tasks_a_head
+            first = (tasks_a_head - 1 - t % tasks_a_head) * step  # a causal head's longest rows come first
+            return head // A["heads"], head % A["heads"], first
+
+        for t in m.tasks():
+            b, h, first = place(t)
+            self.task(b, h, first, m.min(step, A["blocks"] - first), place(t + 1))
+
+    def rows(self, b: Value, h: Value) -> tuple[Pointer, Pointer, Pointer]:
+        """Where a head's queries, keys and values begin."""
+        A = self.A
         kh = h // A["group"]
         q = A["q"] + (b * A["q_b"] + h * A["q_h"])
-        k = A["k"] + (b * A["k_b"] + kh * A["k_h"])
-        v = A["v"] + (b * A["v_b"] + kh * A["v_h"])
+        return q, A["k"] + (b * A["k_b"] + kh * A["k_h"]), A["v"] + (b * A["v_b"] + kh * A["v_h"])
+
+    def task(self, b: Value, h: Value, first: Value, blocks: Value, then: tuple[Value, Value, Value]) -> None:
+        """Blocks of queries first ... first + blocks of head h: they share what is prepared of each block of keys.
+
+        then: which batch entry, head and block the next task begins with.
+        """
+        m, A = self.m, self.A
+        q, k, v = self.rows(b, h)
+        next_q, next_k, next_v = self.rows(then[0], then[1])
+        next_q = next_q + (A["first"] + then[2] * self.QB) * A["q_l"]
+        out = A["out"] + (b * A["o_b"] + h * A["o_h"])
         start, stop = m.var(A["keys"]), m.var(m.scalar(0))
         for block in m.range(0, blocks):
             i0 = A["first"] + (first + block) * self.QB
@@ -167,7 +195,15 @@ class _Program:
                 for _ in m.when(lo < hi):
                     part = m.select((lo < whole_lo) | (hi > whole_hi), m.scalar(1), m.scalar(0))
                     i0 = A["first"] + (first + block) * self.QB
-                    self.block(Place(b, h, i0, lo), Keys(k, v, j, nk), hi - lo, part, self.state(block))
+                    soon = Soon(
+                        next_k,
+                        next_v,
+                        next_q + block * self.QB * A["q_l"],
+                        out + i0 * A["o_l"],
+                        m.select(j == start.v, m.scalar(1), m.scalar(0)),
+                        m.select(block == 0, m.scalar(1), m.scalar(0)),
+                    )
+                    self.block(Place(b, h, i0, lo), Keys(k, v, j, nk), hi - lo, part, self.state(block), soon)
         for block in m.range(0, blocks):
             i0 = A["first"] + (first + block) * self.QB
             self.store_output(b, h, i0, m.min(self.QB, A["queries"] - i0), self.state(block))
@@ -230,7 +266,9 @@ class _Program:
             words = self.m.zip(p + d, None if q is None else q + d, part)
             self.m.store(words, self.V + (j * self.layout.v_stride + d))
 
-    def block(self, place: Place, keys: Keys, nk: Value, part: Value, at: dict[str, Pointer]) -> None:
+    def block(
+        self, place: Place, keys: Keys, nk: Value, part: Value, at: dict[str, Pointer], soon: Soon
+    ) -> None:
         """Keys place.j ... place.j + nk for the block of queries at place.i; part: 1 if some are hidden from some,
         else 0.
         """
@@ -243,7 +281,7 @@ class _Program:
         else:
             k, k_stride = keys.k + place.j * self.A["k_l"], self.A["k_l"]
             v, v_stride = keys.v + place.j * self.A["v_l"], self.A["v_l"]
-        self.scores(k, k_stride, v, v_stride, nk, part, at)
+        self.scores(k, k_stride, nk, part, at, lambda j: self.ahead(place, keys, j, soon))
         if self.visible and self.change:
             for masked in m.either(part == 1):
                 self.adjust(place, nk, masked, at)
@@ -273,19 +311,19 @@ class _Program:
                 self.pack(keys)
 
     def scores(
-        self, k: Pointer, k_stride: Value, v: Pointer, v_stride: Value, nk: Value, part: Value, at: dict[str, Pointer]
+        self,
+        k: Pointer,
+        k_stride: Value,
+        nk: Value,
+        part: Value,
+        at: dict[str, Pointer],
+        ahead: Callable[[Value], None],
     ) -> None:
         """S[j, :] = K[j] . Q; their maximum over j too, unless they are still to be adjusted."""
-        m, rows, s = self.m, self.rows, self.s
-        line = 64 // KINDS[s.dtype]
+        m, rows, s = self.m, self.rows_at_once, self.s
         for j in m.range(0, nk, rows):
             places = [k + m.min(nk - 1, j + r) * k_stride for r in range(rows)]  # past the end: the last key again
-            if not self.packed:
-                for r in range(rows):
-                    for d in range(0, min(s.D, 8 * line), line):
-                        m.prefetch(places[r] + (k_stride * rows + d))
-                    for d in range(0, min(s.Dv, 8 * line), line):
-                        m.prefetch(v + ((j + r) * v_stride + d))
+            ahead(j)
             found = self.tile(places, at["Q"])
             if s.natural:
                 found = [[x * self.scale for x in row] for row in found]
@@ -293,6 +331,35 @@ class _Program:
             if not self.change:
                 for _ in m.when(part == 0):
                     self.raise_top(found, at["M"])
+
+    def ahead(self, place: Place, keys: Keys, j: Value, soon: Soon) -> None:
+        """Asks memory for rows that are needed soon, a few for each tile of scores."""
+        m, A, s = self.m, self.A, self.s
+
+        def ask(row: Pointer, stride: Value, width: int, write: bool = False) -> None:
+            line = 64 // KINDS[s.dtype]
+            for r in range(self.rows_at_once):
+                for d in range(0, min(width, 8 * line), line):
+                    m.prefetch(row + (stride * r + d), write)
+
+        def later(now: Pointer, then: Pointer, at: Value, stride: Value) -> Pointer:
+            """Row `at` of this head, or of the next one's."""
+            inside = at < A["keys"]
+            return m.select(inside, now, then) + m.select(inside, at, at - A["keys"]) * stride
+
+        if not self.packed:
+            row = place.j + j
+            distance = max(1, AHEAD // (s.D * KINDS[s.dtype]))
+            ask(later(keys.k, soon.k, row + distance, A["k_l"]), A["k_l"], s.D)
+            ask(keys.v + row * A["v_l"], A["v_l"], s.Dv)
+        else:
+            for _ in m.when(soon.leader == 1):  # what `pack` reads next
+                row = keys.first + keys.count + j
+                ask(later(keys.k, soon.k, row, A["k_l"]), A["k_l"], s.D)
+                ask(later(keys.v, soon.v, row, A["v_l"]), A["v_l"], s.Dv)
+        for _ in m.when((soon.first == 1) & (j < self.QB)):
+            ask(soon.queries + j * A["q_l"], A["q_l"], s.D)
+            ask(soon.out + j * A["o_l"], A["o_l"], s.Dv, True)
 
     def tile(self, places: list[Pointer], Q: Pointer) -> Block:
         """A few keys' products with all queries."""
@@ -342,30 +409,32 @@ class _Program:
     def softmax(self, block: Place, nk: Value, at: dict[str, Pointer]) -> None:
         """S := P = 2^((S - M) unit); their sum; alpha = what earlier sums and outputs shrink by."""
         m, n, QB = self.m, self.n, self.QB
-        for _ in m.when(nk % 2 > 0):
-            m.store_block([[-m.splat(float("inf"))] * self.nv], self.S + nk * QB, QB)
+        for _ in m.when(nk % UNROLL > 0):
+            hidden = [-m.splat(float("inf"))] * self.nv
+            m.store_block([hidden] * (UNROLL - 1), self.S + nk * QB, QB)
         for v in m.range(0, self.nv):
             top = m.load(at["M"] + v * n)
             alpha = m.exp2((m.load(self.alpha + v * n) - top) * self.unit, PRECISE[m.real])
             m.store(alpha, self.alpha + v * n)
             sums = [m.var(m.load(at["W"] + v * n) * alpha), m.var(self.zero)]
             row = self.dropout_row(block, v * n) if self.s.dropout else None
-            for j in m.range(0, nk, 2):
-                here = self.S + (j * QB + v * n)
-                p = [m.exp2((m.load(here + r * QB) - top) * self.unit, self.degree) for r in (0, 1)]
-                for x, y in zip(sums, p, strict=True):
-                    x.v = x.v + y
-                if row is not None:
-                    threshold = m.splat(self.A["threshold"])
-                    p = [
-                        m.select(m.keep(row, m.splat(block.j + j + r), threshold), x, self.zero)
-                        for r, x in enumerate(p)
-                    ]
-                if self.pair:
-                    m.store(m.pack(*p), self.S + (j // 2 * QB + v * n))
-                else:
-                    m.store(p[0], here)
-                    m.store(p[1], here + QB)
+            for j in m.range(0, nk, UNROLL):
+                for r in range(0, UNROLL, 2):
+                    here = self.S + ((j + r) * QB + v * n)
+                    p = [m.exp2((m.load(here + x * QB) - top) * self.unit, self.degree) for x in (0, 1)]
+                    for x, y in zip(sums, p, strict=True):
+                        x.v = x.v + y
+                    if row is not None:
+                        threshold = m.splat(self.A["threshold"])
+                        keys = [m.splat(block.j + j + (r + x)) for x in (0, 1)]
+                        p = [
+                            m.select(m.keep(row, key, threshold), x, self.zero) for key, x in zip(keys, p, strict=True)
+                        ]
+                    if self.pair:
+                        m.store(m.pack(*p), self.S + ((j + r) // 2 * QB + v * n))
+                    else:
+                        m.store(p[0], here)
+                        m.store(p[1], here + QB)
             m.store(sums[0].v + sums[1].v, at["W"] + v * n)
 
     def dropout_row(self, block: Place, i: Value) -> Value:
@@ -378,7 +447,7 @@ class _Program:
         """O[d, :] = alpha O[d, :] + sum_j V[j, d] P[j, :]."""
         m, QB = self.m, self.QB
         steps = (nk + (self.each - 1)) // self.each
-        for d, rows in m.pieces(self.s.Dv, self.rows):
+        for d, rows in m.pieces(self.s.Dv, self.rows_at_once):
             o = at["O"] + d * QB
             (alpha,) = m.load_block(self.alpha, QB, 1, self.nv)
             acc = m.variables(

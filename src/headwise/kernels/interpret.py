@@ -229,7 +229,7 @@ class Interpreter(Machine):
         high = np.arange(self.lanes) & size != 0
         return np.where(high, np.roll(y, size), x), np.where(high, y, np.roll(x, -size))
 
-    def prefetch(self, p: Place) -> None:
+    def prefetch(self, p: Place, write: bool = False) -> None:
         pass
 
     # -- inside

@@ -339,14 +339,30 @@ class Compiler(Machine):
             butterflies(1)
         return [Scalar(self.b, r) for r in found]
 
+    def exp2(self, x: Scalar, degree: int) -> Scalar:
+        """AVX-512 splits a number and scales by a power of 2 in one instruction each (and keeps subnormal results)."""
+        if self.geometry.bits != 512:
+            plain: Scalar = super().exp2(x, degree)
+            return plain
+        none, all_lanes = ir.Constant(self.vector, None), ir.IntType(self.lanes)(-1)
+
+        def call(name: str, *operands: Any) -> Scalar:
+            suffix = "ps" if self.real == "f32" else "pd"
+            name = f"llvm.x86.avx512.mask.{name}.{suffix}.512"
+            return Scalar(self.b, self._call(name, self.vector, *operands, none, all_lanes, I32(4)))
+
+        nearest = I32(8)
+        fraction = self._exp2_fraction(call("reduce", x.v, nearest), degree, 1.0)  # -inf leaves 0
+        return call("scalef", fraction.v, call("rndscale", x.v, nearest).v)
+
     def exchange(self, x: Scalar, y: Scalar, size: int) -> tuple[Scalar, Scalar]:
         low, high = _squares(self.lanes, size)
         order = [ir.Constant(ir.VectorType(I32, self.lanes), lanes) for lanes in (low, high)]
         one, two = (Scalar(self.b, self.b.shuffle_vector(x.v, y.v, lanes)) for lanes in order)
         return one, two
 
-    def prefetch(self, p: Address) -> None:
-        self._call("llvm.prefetch.p0", VOID, p.v, I32(0), I32(3), I32(1))
+    def prefetch(self, p: Address, write: bool = False) -> None:
+        self._call("llvm.prefetch.p0", VOID, p.v, I32(int(write)), I32(3), I32(1))
 
     # -- inside
     def _call(self, name: str, result: Any, *args: Any) -> Any:

@@ -228,7 +228,8 @@ class Machine(ABC):
         """
 
     @abstractmethod
-    def prefetch(self, p: Pointer) -> None: ...
+    def prefetch(self, p: Pointer, write: bool = False) -> None:
+        """Asks memory for the line at p, which need not belong to any array."""
 
     # -- words made of primitives
     def min(self, x: Value, y: Value) -> Value:
@@ -317,7 +318,7 @@ class Machine(ABC):
         return rows
 
     def exp2(self, x: Value, degree: int) -> Value:
-        """2**x for x <= 0, exactly 0 below the smallest normal number; not-a-number stays one."""
+        """2**x for x <= 0 or barely above; 0 or subnormal below the smallest normal number; not-a-number stays one."""
         fraction, bias, magic = FRACTION[self.real]
         x = self.select(self.splat(-float(bias)) > x, self.splat(-float(bias)), x)
         t = x + self.splat(magic)
