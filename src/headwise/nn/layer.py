@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from functools import reduce
-from math import gcd
-from operator import and_
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 
-from headwise.functional import attention
-from headwise.masks import as_mask, causal, window
 from headwise.nn import checks, convert, packing, projections
+from headwise.nn.attending import attend
 from headwise.nn.cache import KVCache
 from headwise.nn.heads import Heads
 from headwise.nn.norms import HeadNorm, QKNorm, as_norm
-from headwise.nn.places import Place, follow, place
-from headwise.nn.position_bias import PositionBias, as_position_bias, at, score_function
+from headwise.nn.places import place
+from headwise.nn.position_bias import PositionBias, as_position_bias
 from headwise.nn.pruning import prune_heads
 from headwise.nn.rotary import RotaryEmbedding
 
@@ -250,7 +246,8 @@ class MultiHeadAttention(nn.Module):
         options = {"mask": mask, "bias": bias, "score_mod": score_mod, "weights": weights, "return_lse": return_lse}
         if packing.is_nested(x):
             checks.check_nested(cache, lengths, cu_seqlens, cu_seqlens_k)
-            return self._nested(x, context, value, positions=positions, key_positions=key_positions, **options)
+            options |= {"positions": positions, "key_positions": key_positions}
+            return packing.call_nested(self, x, context, value, options)
         checks.check_inputs(x, context, value, (self.embed_dim, self.kdim, self.vdim), self.q_proj.weight)
         checks.check_cache(cache, x, cu_seqlens, lengths)
         checks.check_positions(positions, key_positions, cache is not None, self.position_bias is not None)
@@ -268,54 +265,9 @@ class MultiHeadAttention(nn.Module):
         with nullcontext() if cache is None or torch.compiler.is_compiling() else cache.unless_it_fails():
             if cache is not None:
                 k, v, offset, start, real = cache.append(k, v, lengths=lengths, queries=L)
-            out, *rest = self._attend(q, k, v, where, offset, start, real, **options)
+            out, *rest = attend(self, q, k, v, where, offset, start, real, **options)  # out [B, H, L, Dv]
             y = self._output(x, out)
         return (y, *rest) if rest else y
-
-    def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        where: Place,
-        offset: Any,
-        start: Any,
-        real: Any,
-        *,
-        mask: Any,
-        bias: Any,
-        score_mod: Any,
-        weights: bool,
-        return_lse: bool,
-    ) -> tuple[Any, ...]:
-        """out [B, H, L, Dv], and the weights and lse where asked for; query 0 is at `offset` among the keys."""
-        rules = [] if mask is None else [as_mask(mask)]
-        if self.causal:
-            rules.append(causal())
-        if self.window is not None:
-            rules.append(window(*self.window))
-        rules = [follow(rule, offset, where.packed) for rule in rules]
-        rules += [] if real is None else [real]
-        rules += [] if where.packed is None else [where.packed.mask()]
-        if self.position_bias is not None:
-            first = start + (k.shape[-2] - q.shape[-2] if offset is None else offset)
-            functions = self.position_bias.functions(torch.promote_types(q.dtype, torch.float32), q.device)
-            score_mod = score_function(score_mod, functions, at(where.queries, first), at(where.keys, start))
-        result = attention(
-            q,
-            *self._for_each_group(k, v),
-            mask=reduce(and_, rules) if rules else None,
-            bias=bias,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            head_gate=self.head_gate,
-            score_mod=score_mod,
-            dropout_p=self.dropout if self.training else 0.0,
-            weights=weights,
-            return_lse=return_lse,
-        )
-        return result if isinstance(result, tuple) else (result,)
 
     def _output(self, x: Tensor, out: Tensor) -> Tensor:
         """out [B, H, L, Dv], gated, to y [B, L, Eo]."""
@@ -325,27 +277,6 @@ class MultiHeadAttention(nn.Module):
             out = out * gate.to(out.dtype)
         y: Tensor = self.out_proj(out.flatten(-2))  # [B, L, H * Dv] -> [B, L, Eo]
         return drop(y, self.output_dropout, self.training) if self.output_dropout else y
-
-    def _for_each_group(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """k and v as they are; where groups differ in size, each key head as often as makes them equal."""
-        if self.groups is None:
-            return k, v
-        size = gcd(*self.groups)
-        heads = torch.tensor([g for g, n in enumerate(self.groups) for _ in range(n // size)], device=k.device)
-        return k.index_select(-3, heads), v.index_select(-3, heads)
-
-    def _nested(self, x: Tensor, context: Any, value: Any, **options: Any) -> Any:
-        """The call with nested tensors, as one with packed documents."""
-        tokens, cu_seqlens = packing.unnested("x", x)
-        cu_seqlens_k = None
-        if context is not None:
-            context, cu_seqlens_k = packing.unnested("context", context)
-        if value is not None:
-            value, found = packing.unnested("value", value)
-            packing.check_same_lengths(found, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
-        result = self(tokens, context, value, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, **options)
-        y, *rest = result if isinstance(result, tuple) else (result,)
-        return (packing.renested(y, x), *rest) if rest else packing.renested(y, x)
 
     def prune_heads(self, heads: Iterable[int]) -> Self:
         """Takes heads out for good, in place: the matrices get smaller, y is what it is with these heads' gates at 0.

@@ -6,13 +6,16 @@ N documents, T tokens in all; cu_seqlens [N + 1] holds where each starts and, la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from headwise.arrays import known
 from headwise.masks import Mask, documents
+
+if TYPE_CHECKING:
+    from headwise.nn.layer import MultiHeadAttention
 
 OP = "MultiHeadAttention"
 
@@ -116,3 +119,17 @@ def check_same_lengths(found: Tensor, keys: Tensor) -> None:
             f"{OP}: value must have documents as long as the keys' (one value for each key); "
             f"got offsets {found.tolist()} beside {keys.tolist()}"
         )
+
+
+def call_nested(layer: MultiHeadAttention, x: Any, context: Any, value: Any, options: dict[str, Any]) -> Any:
+    """layer(x, context, value, **options) with nested tensors [N, *, E]: the call with packed documents."""
+    tokens, cu_seqlens = unnested("x", x)
+    cu_seqlens_k = None
+    if context is not None:
+        context, cu_seqlens_k = unnested("context", context)
+    if value is not None:
+        value, found = unnested("value", value)
+        check_same_lengths(found, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
+    result = layer(tokens, context, value, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, **options)
+    y, *rest = result if isinstance(result, tuple) else (result,)
+    return (renested(y, x), *rest) if rest else renested(y, x)
