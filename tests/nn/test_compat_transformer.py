@@ -127,3 +127,28 @@ def test_decoders_keep_their_cross_attention() -> None:
     x, memory = torch.randn(B, L, E).double(), torch.randn(B, S, E).double()
     options = {"memory_mask": torch.rand(L, S) > 0.8, "memory_key_padding_mask": padding(S)}
     torch.testing.assert_close(ours.eval()(x, memory, **options), theirs.eval()(x, memory, **options))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_an_encoder_layer_takes_a_mask_for_each_head_in_either_mode(training: bool) -> None:
+    """pytorch#97605: [B * H, L, L] was accepted in train and refused in eval."""
+    torch.manual_seed(0)
+    ours = with_ours(nn.TransformerEncoderLayer(E, H, 17, 0.0, batch_first=True)).train(training)
+    x, each = torch.randn(B, L, E), torch.rand(B * H, L, L) > 0.5
+    with torch.no_grad():
+        y = ours(x, src_mask=each)
+    assert torch.equal(y, ours.train()(x, src_mask=each))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("training", [False, True])
+def test_an_encoder_compiles_as_one_graph(training: bool) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    layer = nn.TransformerEncoderLayer(E, H, 17, 0.0, batch_first=True)
+    ours = with_ours(nn.TransformerEncoder(layer, 2)).train(training)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    x, hidden = torch.randn(B, L, E), padding(L)
+    with torch.set_grad_enabled(training):
+        found, want = (module(x, src_key_padding_mask=hidden) for module in (compiled, ours))
+    torch.testing.assert_close(found[~hidden], want[~hidden])  # torch packs padding away only where it does not compile

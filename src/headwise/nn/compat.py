@@ -15,7 +15,7 @@ from headwise.nn import compat_nested as nested
 from headwise.nn.compat_masks import constraints
 from headwise.weights import Weights
 
-WEIGHTS = 1 << 20  # values made at once while heads are averaged
+WEIGHTS = 1 << 24  # values made at once while heads are averaged
 
 
 class MultiheadAttention(nn.MultiheadAttention):
