@@ -1,10 +1,8 @@
 """The program of the reads, on the checking machine and compiled, held against the reference."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
+from read_cases import OPTIONS, TOLERANCE, case
 
 import headwise as hw
 from headwise import reference
@@ -15,7 +13,6 @@ from headwise.kernels.plan import Problem
 from headwise.kernels.reads_plan import Pass, Rows, Sums, Wanted
 from headwise.kernels.tile import GEOMETRIES
 from headwise.scores import Options
-from headwise.shapes import Sizes
 
 SIZES = {  # B, H, Hkv, L, S, D
     "several blocks": (2, 2, 1, 29, 37, 7),
@@ -23,87 +20,6 @@ SIZES = {  # B, H, Hkv, L, S, D
     "many keys": (1, 2, 2, 3, 139, 13),
     "one query": (2, 4, 2, 1, 31, 5),
 }
-TOLERANCE = {"float32": 2e-6, "float64": 1e-14, "float16": 2e-6, "bfloat16": 2e-6}
-
-
-@dataclass
-class Case:
-    q: Any
-    k: Any
-    options: Options
-    sizes: Sizes
-    truth: reference.Attention
-    lse: np.ndarray
-    offset: np.ndarray
-    norms: np.ndarray | None
-
-    @property
-    def weights(self) -> np.ndarray:
-        A = self.truth.weights
-        return A if self.norms is None else np.where(A == 0, 0, A * self.norms[:, :, None])
-
-
-def options(name, B, H, L, S, rng):
-    match name:
-        case "plain":
-            return {}
-        case "causal":
-            return {"mask": hw.causal()}
-        case "window":
-            return {"mask": hw.window(5, 2)}
-        case "offsets":
-            return {"mask": hw.causal(rng.integers(-3, S, B)) & hw.key_lengths(rng.integers(0, S, B))}
-        case "documents":
-            return {"mask": hw.documents(*(np.sort(rng.integers(0, 4, (B, n)), 1) for n in (L, S)))}
-        case "keys":
-            return {"mask": hw.keys(rng.random((B, S)) < 0.5)}
-        case "dense":
-            return {"mask": hw.dense(rng.random((B, H, L, S)) < 0.4)}
-        case "mask_mod":
-            return {"mask": hw.mask_mod(lambda b, h, i, j: (i + 2 * j + h) % 3 != 0)}
-        case "negative scale":
-            return {"mask": hw.causal(), "scale": -0.4}
-        case "all":
-            table = rng.standard_normal((H, L + S))
-            return {
-                "mask": hw.causal() | hw.prefix(3),
-                "bias": rng.standard_normal((B, 1, L, S)),
-                "softcap": 2.0,
-                "sinks": rng.standard_normal(H),
-                "score_mod": lambda s, b, h, i, j: np.where(i > j, s, s / 2) + table[h, i - j + S - 1],
-            }
-    raise AssertionError(name)
-
-
-OPTIONS = [
-    *("plain", "causal", "window", "offsets", "documents", "keys", "dense", "mask_mod", "negative scale", "all"),
-]
-
-
-def case(sizes, dtype, name, norms=False, spread=1.0):
-    B, H, Hkv, L, S, D = sizes
-    rng = np.random.default_rng(17)
-    if dtype == "bfloat16":
-        dtype = pytest.importorskip("ml_dtypes").bfloat16
-    q, k = (rng.standard_normal(x).astype(dtype) for x in ((B, H, L, D), (B, Hkv, S, D)))
-    q = (q * spread).astype(dtype)
-    o = Options(**{"scale": D**-0.5, **options(name, B, H, L, S, rng)})
-    truth = reference.attention(
-        q,
-        k,
-        k,
-        allowed=True if o.mask is None else o.mask.to_dense(L, S, B, H),
-        bias=0.0 if o.bias is None else o.bias,
-        scale=o.scale,
-        softcap=o.softcap,
-        sinks=o.sinks,
-        score_mod=o.score_mod,
-    )
-    n = Sizes(B, H, Hkv, L, S, D, D)
-    stated = None if o.mask is None else o.mask.offset(n)
-    offset = np.reshape(S - L if stated is None else stated, -1)
-    wide = np.float64 if dtype == "float64" else np.float32
-    return Case(q, k, o, n, truth, truth.lse.astype(wide), offset, rng.random((B, H, S)) if norms else None)
 
 
 def everything(c, reach=5, top=3):

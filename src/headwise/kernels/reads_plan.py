@@ -14,6 +14,7 @@ from headwise.kernels import jit, llvm, masking, threads
 from headwise.kernels.forward import KB, block_width
 from headwise.kernels.plan import A_WHILE, ALONE, PIECES, Call, Problem, _elements, _fill, _scratch
 from headwise.kernels.reads import Reads, up
+from headwise.kernels.reads_box import Box
 from headwise.kernels.thread_count import get_num_threads
 from headwise.kernels.tile import KINDS, Geometry
 
@@ -197,27 +198,17 @@ class Pass:
 
     def run(self, q: int, k: int, progress: Callable[[int, int], None] | None = None) -> None:
         """Runs the pass over the arrays at these addresses, a while at a time: Ctrl-C is looked for in between."""
-        number = 1 if self.operations < ALONE else get_num_threads()
-        signature = self.spec.signature()
-        slots = {name: at for at, (name, _) in enumerate(signature)}
-        given = {**self.values, "q": q, "k": k}
-        packed = [struct.pack("d" if kind == "f64" else "q", _word(given.get(name, 0))) for name, kind in signature]
-        arguments = array("q", b"".join(packed))
-        _fill(arguments, slots, self.call)
-        size = -(-self.scratch * KINDS[self.spec.real] // 64) * 64
-        job = array("q", [1, jit.function(self.spec, self.geometry), arguments.buffer_info()[0], 0, self.tasks])
-        job.extend((_scratch(size * number), size))
-        whiles = max(1, -(-int(self.operations) // int(A_WHILE)))
-        step = max(self.together, -(-self.chunk_blocks // (whiles * self.together)) * self.together)
+        job = Job(self.spec, self.geometry, {**self.values, "q": q, "k": k}, self.call, self.scratch, self.operations)
+        step = max(self.together, -(-self.chunk_blocks // (job.whiles * self.together)) * self.together)
         firsts = range(0, self.chunk_blocks, step)
-        few = self.tasks if whiles == 1 else max(number, int(self.tasks * len(firsts) / whiles))
+        few = self.tasks if job.whiles == 1 else max(job.threads, self.tasks * len(firsts) // job.whiles)
         parts = [(first, done) for first in firsts for done in range(0, self.tasks, few)]
         for at, (first, done) in enumerate(parts):
             if progress is not None:
                 progress(at, len(parts))
-            arguments[slots["step_first"]], arguments[slots["step_stop"]] = first, first + step
-            job[3], job[4] = done, min(done + few, self.tasks)
-            threads.run(job.buffer_info()[0], number)
+            job.set("step_first", first)
+            job.set("step_stop", first + step)
+            job.run(done, min(done + few, self.tasks))
         if progress is not None:
             progress(len(parts), len(parts))
 
@@ -246,6 +237,79 @@ class Pass:
             top, keys = (np.moveaxis(values[x][..., : sizes.L], 2, 3) for x in ("top", "top_keys"))
             found.largest = top, keys
         return found
+
+
+class Job:
+    """A program with its arguments, ready for the workers."""
+
+    def __init__(
+        self, spec: Any, geometry: Geometry, values: dict[str, Any], call: Call, scratch: int, operations: int
+    ) -> None:
+        self.threads = 1 if operations < ALONE else get_num_threads()
+        self.whiles = max(1, -(-operations // int(A_WHILE)))  # into how many stretches to cut it
+        signature = spec.signature()
+        self._slots = {name: at for at, (name, _) in enumerate(signature)}
+        packed = [struct.pack("d" if kind == "f64" else "q", _word(values.get(name, 0))) for name, kind in signature]
+        self._arguments = array("q", b"".join(packed))
+        _fill(self._arguments, self._slots, call)
+        self._size = -(-scratch * KINDS[spec.real] // 64) * 64
+        self._head = [1, jit.function(spec, geometry), self._arguments.buffer_info()[0]]
+
+    def set(self, name: str, x: int) -> None:
+        self._arguments[self._slots[name]] = x
+
+    def run(self, first: int, stop: int) -> None:
+        """Tasks first ... stop."""
+        job = array("q", [*self._head, first, stop, _scratch(self._size * self.threads), self._size])
+        threads.run(job.buffer_info()[0], self.threads)
+
+
+class BoxPass:
+    """One box of weights or scores: its program, its arguments, its tasks.
+
+    out [b, h, l, s] is written: the scores of the block, or the weights where lse [b, h, l] is given (contiguous, with
+    -inf replaced by 0; rest: what it lacks, or None).
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        call: Call,
+        block: tuple[slice, ...],
+        lse: np.ndarray | None,
+        rest: np.ndarray | None,
+        out: np.ndarray,
+        geometry: Geometry | None = None,
+    ) -> None:
+        sizes = problem.sizes
+        self.geometry, self.call = geometry or llvm.chosen(), call
+        (B, H, rows, columns) = out.shape
+        self.spec = Box(problem.dtype, sizes.D, 1 if rows == 1 else 4, lse is not None, rest is not None, problem.rules)
+        tiles = B * H * -(-rows // self.spec.tile)
+        chunks = max(1, min(-(-PIECES // tiles), columns // (2 * KB)))
+        chunk = -(-columns // (chunks * KB)) * KB
+        chunks = -(-columns // chunk)
+        self.tasks, self.scratch = tiles * chunks, self.spec.scratch(self.geometry)
+        self.operations = 2 * out.size * max(sizes.D, 16)
+        self.values: dict[str, Any] = {
+            **{f"{x}_{axis}": s for x in "qk" for axis, s in zip("bhl", _elements(problem, x), strict=False)},
+            **{f"first_{axis}": x.start for axis, x in zip("bhij", block, strict=True)},
+            **{name: x for name, x in (("lse", lse), ("rest", rest), ("out", out)) if x is not None},
+            "heads": H,
+            "group": max(sizes.group, 1),
+            "rows": rows,
+            "columns": columns,
+            "keys": sizes.S,
+            "chunks": chunks,
+            "chunk": chunk,
+            "scale": problem.scale,
+        }
+
+    def run(self, q: int, k: int) -> None:
+        job = Job(self.spec, self.geometry, {**self.values, "q": q, "k": k}, self.call, self.scratch, self.operations)
+        few = max(job.threads, self.tasks // job.whiles)
+        for first in range(0, self.tasks, few):
+            job.run(first, min(first + few, self.tasks))
 
 
 def _word(x: Any) -> Any:

@@ -1,0 +1,94 @@
+"""Cases for the kernels of the reads: q, k and options, what is right, and the lse that a forward would have left."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headwise as hw
+from headwise import reference
+from headwise.scores import Options
+from headwise.shapes import Sizes
+
+TOLERANCE = {"float32": 2e-6, "float64": 1e-14, "float16": 2e-6, "bfloat16": 2e-6}  # of one weight
+
+
+@dataclass
+class Case:
+    q: Any
+    k: Any
+    options: Options
+    sizes: Sizes
+    truth: reference.Attention
+    lse: np.ndarray
+    offset: np.ndarray
+    norms: np.ndarray | None
+
+    @property
+    def weights(self) -> np.ndarray:
+        A = self.truth.weights
+        return A if self.norms is None else np.where(A == 0, 0, A * self.norms[:, :, None])
+
+
+def options(name, B, H, L, S, rng):
+    match name:
+        case "plain":
+            return {}
+        case "causal":
+            return {"mask": hw.causal()}
+        case "window":
+            return {"mask": hw.window(5, 2)}
+        case "offsets":
+            return {"mask": hw.causal(rng.integers(-3, S, B)) & hw.key_lengths(rng.integers(0, S, B))}
+        case "documents":
+            return {"mask": hw.documents(*(np.sort(rng.integers(0, 4, (B, n)), 1) for n in (L, S)))}
+        case "keys":
+            return {"mask": hw.keys(rng.random((B, S)) < 0.5)}
+        case "dense":
+            return {"mask": hw.dense(rng.random((B, H, L, S)) < 0.4)}
+        case "mask_mod":
+            return {"mask": hw.mask_mod(lambda b, h, i, j: (i + 2 * j + h) % 3 != 0)}
+        case "negative scale":
+            return {"mask": hw.causal(), "scale": -0.4}
+        case "all":
+            table = rng.standard_normal((H, L + S))
+            return {
+                "mask": hw.causal() | hw.prefix(3),
+                "bias": rng.standard_normal((B, 1, L, S)),
+                "softcap": 2.0,
+                "sinks": rng.standard_normal(H),
+                "score_mod": lambda s, b, h, i, j: np.where(i > j, s, s / 2) + table[h, i - j + S - 1],
+            }
+    raise AssertionError(name)
+
+
+OPTIONS = [
+    *("plain", "causal", "window", "offsets", "documents", "keys", "dense", "mask_mod", "negative scale", "all"),
+]
+
+
+def case(sizes, dtype, name, norms=False, spread=1.0):
+    B, H, Hkv, L, S, D = sizes
+    rng = np.random.default_rng(17)
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    q, k = (rng.standard_normal(x).astype(dtype) for x in ((B, H, L, D), (B, Hkv, S, D)))
+    q = (q * spread).astype(dtype)
+    o = Options(**{"scale": D**-0.5, **options(name, B, H, L, S, rng)})
+    truth = reference.attention(
+        q,
+        k,
+        k,
+        allowed=True if o.mask is None else o.mask.to_dense(L, S, B, H),
+        bias=0.0 if o.bias is None else o.bias,
+        scale=o.scale,
+        softcap=o.softcap,
+        sinks=o.sinks,
+        score_mod=o.score_mod,
+    )
+    n = Sizes(B, H, Hkv, L, S, D, D)
+    stated = None if o.mask is None else o.mask.offset(n)
+    offset = np.reshape(S - L if stated is None else stated, -1)
+    wide = np.float64 if dtype == "float64" else np.float32
+    return Case(q, k, o, n, truth, truth.lse.astype(wide), offset, rng.random((B, H, S)) if norms else None)
