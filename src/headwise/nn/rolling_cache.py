@@ -15,7 +15,7 @@ class RollingCache(KVCache):
     """See `KVCache.rolling`.
 
     The stores are twice as long as the window: tokens are written behind each other, and when the end is reached those
-    still needed move to the front of new stores. So a step copies two tokens on average, and what is read is a slice in
+    still needed move to the front of new stores. So a step copies a token on average, and what is read is a slice in
     order, not a ring.
     """
 
