@@ -75,7 +75,8 @@ def test_multi_head_attention_forward(dtype: torch.dtype, requires_grad: bool) -
             ([sample.input, *sample.args], sample.kwargs),
         )
         given[10] = 0.0 if given[10] else given[10]  # dropout_p
-        for look in ({"need_weights": False}, {}, {"average_attn_weights": False}):
+        looks: list[dict[str, bool]] = [{"average_attn_weights": False}, {}, {"need_weights": False}]
+        for look in looks if dtype == torch.float64 else looks[:1]:
             layer = layer_of(given[0], tuple(given[1:]), options)
             ours = layer(*given[:3], attn_mask=options["attn_mask"], **look)
             found = [(ours, gradients(ours, leaves(given, options)))]

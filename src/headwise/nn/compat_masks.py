@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
+
 import torch
 from torch import Tensor
 
@@ -17,12 +20,14 @@ def constraints(
     attn_mask [L, S] or [B * H, L, S], key_padding_mask [B, S]; extra: how many keys follow the S of the input, which
     every query sees (add_bias_kv, add_zero_attn); the bias covers them.
     """
-    rules: list[Mask] = [causal(0)] if is_causal else []
+    rules: list[Mask] = []
     biases: list[Tensor] = []
     if attn_mask is not None:
         hidden, bias = _parts(attn_mask)
-        if hidden is not None:
-            rules.append(causal(0) if _is_causal(hidden) else dense(_extended(~_headed(hidden, heads), extra, True)))
+        if hidden is not None and _is_causal(hidden):
+            is_causal = True
+        elif hidden is not None:
+            rules.append(dense(_extended(~_headed(hidden, heads), extra, True)))
         if bias is not None:
             biases.append(_headed(bias, heads))
     if key_padding_mask is not None:
@@ -31,9 +36,9 @@ def constraints(
             rules.append(keys(_extended(~hidden, extra, True)))
         if bias is not None:
             biases.append(bias[:, None, None])  # [B, 1, 1, S]
-    mask = None
-    for rule in rules:
-        mask = rule if mask is None else mask & rule
+    if is_causal:
+        rules.append(causal(0))
+    mask = reduce(and_, rules) if rules else None
     if mask is not None and extra:
         mask = mask | keys((torch.arange(S + extra) >= S)[None])
     return mask, _extended(sum(biases[1:], biases[0]), extra, False) if biases else None
