@@ -148,7 +148,7 @@ def race(contenders: Mapping[str, Call], turns: int = 5, seconds: float = 0.25) 
     found = {name: Timing() for name in contenders}
     for _ in range(turns):
         for name, call in contenders.items():
-            tried = []
+            tried: list[tuple[float, float]] = []
             while not tried or (tried[-1][0] > DISTURBED and len(tried) <= AGAIN):
                 tried.append(_turn(call, seconds / turns))
             found[name].turns.append(min(tried)[1])

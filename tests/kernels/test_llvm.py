@@ -181,6 +181,17 @@ def test_powers_of_two(isa, real, run):
 
 
 @pytest.mark.parametrize("isa", llvm.runnable())
+def test_the_rough_tanh_is_off_by_millionths(isa, run):
+    def apply(m, size):
+        for i in m.range(0, size, m.lanes):
+            m.store(m.rough_tanh(m.load(m.args["x"] + i)), m.args["y"] + i)
+
+    x = np.concatenate([np.linspace(-20, 20, 4093), [-1e30, 1e30, 0]]).astype(np.float32)
+    found = run(apply, isa, x, np.zeros_like(x))
+    assert np.abs(found - np.tanh(x.astype(np.float64))).max() < 4e-6
+
+
+@pytest.mark.parametrize("isa", llvm.runnable())
 def test_functions_at_the_edges(isa, run):
     def apply(name):
         def program(m, size):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headwise.kernels.tile import Machine, Pointer, Value
+from headwise.kernels.tile import KINDS, Machine, Pointer, Value
 from headwise.kernels.trace import COMPARISONS, REAL_ONLY, Node, depends, kind
 
 
@@ -74,11 +74,13 @@ class Place:
 
 class Adjuster:
     """Evaluates trees on vectors of scores. lanes: which of i and j runs along the lanes, from `place.<lanes>` up to
-    `size`.
+    `size`; rough: the scores come from numbers of half precision.
     """
 
-    def __init__(self, m: Machine, operands: Sequence[Operand], lanes: str, size: Value) -> None:
-        self.m, self.lanes, self.size = m, lanes, size
+    def __init__(
+        self, m: Machine, operands: Sequence[Operand], lanes: str, size: Value, rough: bool = False
+    ) -> None:
+        self.m, self.lanes, self.size, self.rough = m, lanes, size, rough
         self.operands = {a.name: a for a in operands}
         self.kinds: Mapping[str, str] = {a.name: a.element for a in operands}
 
@@ -98,15 +100,7 @@ class Adjuster:
         lanes.
         """
         m, n, a = self.m, self.m.lanes, self.operands[node[1]]
-        base, stride_i, stride_j = m.args[a.name], m.scalar(0), m.scalar(0)
-        for d, x in enumerate(node[2:]):
-            stride = m.args[f"{a.name}_s{d}"]
-            if x == ("i",):
-                stride_i = stride
-            elif x == ("j",):
-                stride_j = stride
-            else:
-                base = base + self._index(a, d, x, place) * stride
+        base, stride_i, stride_j = self._plane(node, place)
         rows = [base + (m.min(place.i + lane, self.size - 1) * stride_i + place.j * stride_j) for lane in range(n)]
         one_by_one = m.scalar(0)
         if a.unit and node[-1] == ("j",):
@@ -117,6 +111,30 @@ class Adjuster:
             one_by_one = whole
         for j in m.range(one_by_one, count):
             m.store(m.gather([row + j * stride_j for row in rows]), out + j * n)
+
+    def ask(self, node: Node, place: Place, keys: int, queries: int) -> None:
+        """Asks memory for elements that `fetch` will read: of so many queries from place.i, and keys from place.j."""
+        a = self.operands[node[1]]
+        if a.unit and node[-1] == ("j",):
+            base, stride_i, _ = self._plane(node, place)
+            row = base + (place.i * stride_i + place.j)
+            for i in range(queries):
+                for j in range(0, keys, 64 // KINDS[a.kind]):
+                    self.m.prefetch(row + (stride_i * i + j))
+
+    def _plane(self, node: Node, place: Place) -> tuple[Pointer, Value, Value]:
+        """Where the elements of a node lie: base + i * stride_i + j * stride_j."""
+        m, a = self.m, self.operands[node[1]]
+        base, stride_i, stride_j = m.args[a.name], m.scalar(0), m.scalar(0)
+        for d, x in enumerate(node[2:]):
+            stride = m.args[f"{a.name}_s{d}"]
+            if x == ("i",):
+                stride_i = stride
+            elif x == ("j",):
+                stride_j = stride
+            else:
+                base = base + self._index(a, d, x, place) * stride
+        return base, stride_i, stride_j
 
     def fetched(self, node: Node, at: Pointer) -> Value:
         """A vector that `fetch` has put at `at`."""
@@ -181,6 +199,8 @@ class Adjuster:
             return x[0] / x[1]
         if op == "sqrt":
             return m.unary("sqrt", x[0])
+        if op == "tanh" and self.rough:
+            return m.rough_tanh(x[0])
         if op == "sigmoid":
             return m.splat(1.0) / (m.splat(1.0) + m.exp(-x[0]))
         if op == "exp2":

@@ -99,7 +99,7 @@ class _Program:
         self.zero, self.hidden = m.splat(0.0), -m.splat(float("inf"))
         self.unit = m.splat(A["unit"])
         self.degree = 4 if s.dtype in ("bf16", "f16") else PRECISE[m.real]
-        self.adjuster = Adjuster(m, s.rules.operands, "j", A["keys"])
+        self.adjuster = Adjuster(m, s.rules.operands, "j", A["keys"], s.dtype in ("bf16", "f16"))
 
     def run(self) -> None:
         m, A = self.m, self.A

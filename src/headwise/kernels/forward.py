@@ -143,7 +143,7 @@ class _Program:
         self.K, self.V = ws + self.layout.at["K"], ws + self.layout.at["V"]
         self.zero, self.lowest = m.splat(0.0), m.splat(LOWEST[m.real])
         self.unit, self.scale = m.splat(self.A["unit"]), m.splat(self.A["scale"])
-        self.adjuster = Adjuster(m, s.rules.operands, "i", self.A["queries"])
+        self.adjuster = Adjuster(m, s.rules.operands, "i", self.A["queries"], s.dtype in ("bf16", "f16"))
         self.degree = 11 if m.real == "f64" else 5 if s.dtype == "f32" else 4
 
     def run(self) -> None:
@@ -357,6 +357,12 @@ class _Program:
                 row = keys.first + keys.count + j
                 ask(later(keys.k, soon.k, row, A["k_l"]), A["k_l"], s.D)
                 ask(later(keys.v, soon.v, row, A["v_l"]), A["v_l"], s.Dv)
+        tiles = Adjuster.tiles_of(self.change)
+        if tiles:
+            queries = -(-self.QB * self.rows_at_once // KB)
+            here = Place(place.b, place.h, place.i + j // self.rows_at_once * queries, place.j)
+            for node in tiles:
+                self.adjuster.ask(node, here, KB, queries)
         for _ in m.when((soon.first == 1) & (j < self.QB)):
             ask(soon.queries + j * A["q_l"], A["q_l"], s.D)
             ask(soon.out + j * A["o_l"], A["o_l"], s.Dv, True)

@@ -366,6 +366,16 @@ class Machine(ABC):
         e = self.expm1(x + x)
         return e / (e + self.splat(2.0))
 
+    def rough_tanh(self, x: Value) -> Value:
+        """1 - 2 / (e**2x + 1): tanh to a few millionths of 1, not of itself."""
+        x, top = x * self.splat(2 * LOG2E), self.splat(40.0)
+        e = self.exp2(self.select(x > top, top, x), 4)
+        return self.fma(self.splat(-2.0), self.reciprocal(e + self.splat(1.0)), self.splat(1.0))
+
+    def reciprocal(self, x: Value) -> Value:
+        """1 / x for numbers of moderate size, perhaps a few roundings off."""
+        return self.splat(1.0) / x
+
     def log(self, x: Value) -> Value:
         """The natural logarithm of normal numbers; -inf for 0, not-a-number below."""
         fraction, bias, _ = FRACTION[self.real]
