@@ -114,7 +114,7 @@ def test_the_sinks_share_is_in_the_sum(kind: str) -> None:
     w, _, _ = weights(kind, sinks=sinks if kind == "numpy" else torch.tensor(sinks))
     assert w.check().ok
     assert wide(w[0, 0]).sum(-1).max() < 0.99
-    with mock.patch.object(w, "_sink_weights", return_value=None):
+    with mock.patch.object(w._source, "sinks", return_value=None):
         assert not w.check().ok
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from problems import EPS, Problem, problems, qkv, wide
 
 import headwise as hw
-from headwise import indexing, weights
-from headwise.backends import plain
+from headwise import indexing
+from headwise.backends import plain, recompute
 from headwise.backends import torch as torch_backend
 
 KINDS = ("numpy", "torch")
@@ -159,7 +159,7 @@ def test_any_key_means_what_it_means_to_numpy(case: tuple[Problem, dict[str, Any
 @settings(max_examples=30)
 @given(case=cases())
 def test_any_key_a_few_places_at_a_time(case: tuple[Problem, dict[str, Any], Any]) -> None:
-    with mock.patch.object(weights, "POINT_VALUES", 7):
+    with mock.patch.object(recompute, "POINT_VALUES", 7):
         for kind in KINDS:
             check_key(*case, kind)
 

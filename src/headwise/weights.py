@@ -6,7 +6,6 @@ Where lse is so large that its rounding would show, the rest of it is found once
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,16 +14,15 @@ from typing import Any
 import numpy as np
 
 from headwise import checking, indexing, reading
-from headwise.arrays import is_torch, known, like, to_numpy
+from headwise.arrays import is_torch, like, to_numpy
 from headwise.backends.blocks import Block, blocks
+from headwise.backends.recompute import Recompute, within
 from headwise.checking import Check as Check
 from headwise.reading import Reads
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
-LSE_ROUNDING = 2.0**-12  # where lse is rounded by more than this, the weights need the rest of it
 DENSE_LIMIT = 1 << 26  # values to_dense makes without being told: 256 MB in fp32
-POINT_VALUES = 1 << 22  # values of q (and of k) gathered at a time for single places
 
 
 class Weights:
@@ -64,7 +62,7 @@ class Weights:
         self._heads = range(sizes.H) if heads is None else heads
         self._dropped = dropped | frozenset(range(lead))  # axes that are not there: fixed to one entry
         self._versions = self._written()
-        self._found: dict[str, Any] = {}  # what was computed for all views once: `_rest`
+        self._source = Recompute(q, k, lse, options, sizes)
 
     # what it is
 
@@ -120,14 +118,15 @@ class Weights:
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which hold the numbers without the graph that they came from."""
         self._unchanged()
-        state = {name: _detached(x) for name, x in self.__dict__.items() if name not in ("_versions", "_found")}
+        state = {name: _detached(x) for name, x in self.__dict__.items() if name not in ("_versions", "_source")}
         options = self._options
         arrays = {name: _detached(getattr(options, name)) for name in ("bias", "sinks", "head_gate", "seed")}
         return state | {"_options": replace(options, **arrays)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._versions, self._found = self._written(), {}
+        self._versions = self._written()
+        self._source = Recompute(self._q, self._k, self._lse, self._options, self._sizes)
 
     # looking
 
@@ -190,6 +189,7 @@ class Weights:
         mass: Sequence[tuple[Any, Any]] | None = None,
         value_norms: Any = None,
         progress: Callable[[int, int], None] | None = None,
+        backend: str = "auto",
     ) -> Reads:
         """Several statistics in one pass over the weights, without an L x S array.
 
@@ -206,11 +206,14 @@ class Weights:
             mass: P pairs (queries, keys) of index sets -> [B, H, P], the weight between them, summed.
             value_norms: [B, H, S] (or what broadcasts to it); every weight A_ij is multiplied by norm j first
                 (Kobayashi et al., 2020). Entropy is not defined then.
-            progress: called with (blocks done, blocks in all).
+            progress: called with (parts done, parts in all).
+            backend: "auto" (the compiled kernels where they can and it pays, torch's operations on other devices, else
+                NumPy's), "compiled", "plain" (NumPy) or "torch" (tensors): this one or an error.
         Returns:
             Reads, with None for what was not asked for.
         Raises:
-            ValueError: a size is out of range, or entropy is asked for with value_norms.
+            ValueError: a size is out of range, entropy is asked for with value_norms, or there is no such backend.
+            TypeError: the backend does not take these weights.
 
         >>> import numpy as np, headwise as hw
         >>> x = np.zeros((1, 1, 4, 2))
@@ -218,13 +221,11 @@ class Weights:
         >>> w.read(received=True).received[0, 0].round(2)
         array([2.08, 1.08, 0.58, 0.25])
         """
-        pairs = None if mass is None else reading.index_sets(mass, self._full_shape)
-        ask = reading.Ask(entropy, received, offsets, distance, top_k, reading.grids(pooled), pairs, value_norms)
-        reading.check(ask, self._full_shape)
+        shape = self._full_shape
+        ask = reading.asked(shape, entropy, received, offsets, distance, top_k, pooled, mass, value_norms)
         self._unchanged()
-        cut = [self._relative(block) for block in self._cut(whole_rows=top_k is not None)]
-        sinks = self._sink_weights()
-        result = reading.read(ask, cut, self._block, self._full_shape, self.offset, sinks, progress)
+        chosen = self._batch, self._heads
+        result = reading.read(ask, self._source, chosen, self._cut, self.offset, progress, backend)
         if pooled is not None and not isinstance(pooled, list):
             result.pooled = result.pooled[0]
         return result.map(self._shaped)
@@ -240,8 +241,12 @@ class Weights:
         if options.head_gate is not None:
             gate = np.broadcast_to(to_numpy(options.head_gate), gate.shape)
         v = None if options.dropout_p else self._v
-        cut = [(block, self._relative(block)) for block in self._cut()]
-        return checking.check(cut, self._block, self._sink_weights(), v, self._out, gate, sizes.group)
+        chosen = self._batch, self._heads
+        cut = [(within(block, chosen), block) for block in self._cut()]
+        sinks = self._source.sinks(chosen)
+        return checking.check(
+            cut, lambda block: self._source.block(block, chosen), sinks, v, self._out, gate, sizes.group
+        )
 
     # how
 
@@ -253,15 +258,8 @@ class Weights:
         view = Weights(
             self._q, self._k, self._v, self._out, self._lse, self._options, self._sizes, 0, batch, heads, dropped
         )
-        view._versions, view._found = self._versions, self._found
+        view._versions, view._source = self._versions, self._source
         return view
-
-    def _backend(self) -> Any:
-        if is_torch(self._q):
-            from headwise.backends import torch as backend
-        else:
-            from headwise.backends import plain as backend  # type: ignore[no-redef]
-        return backend
 
     def _written(self) -> dict[str, int | None]:
         """How often each array that the weights are recomputed from has been written in place."""
@@ -287,81 +285,20 @@ class Weights:
         at = [nowhere if axis in self._dropped else next(there) for axis in range(4)]
         if not nowhere.size:
             return self._lse[:0].reshape(-1)[:0].reshape(nowhere.shape)
-        first = (self._batch.start, self._heads.start, 0, 0)
         box = indexing.as_box(at) if indexing.is_basic(key) else None
         with np.errstate(all="ignore"):
             if box is None:
-                values = self._points(at, first, weights)
+                at[0], at[1] = at[0] + self._batch.start, at[1] + self._heads.start
+                values = self._source.points(at, weights)
             else:
-                values = self._box(Block(*map(_moved, box, first)), weights)
+                values = self._source.box(within(Block(*box), (self._batch, self._heads)), weights)
         values = values.reshape(nowhere.shape)
         return values[()] if isinstance(found[0], np.generic) else values  # a number where NumPy gives one
 
-    def _box(self, block: Block, weights: bool) -> Any:
-        """A box of the weights by matrix products: whole groups together, a cut group by itself."""
-        group = self._sizes.group
-        start, stop = block.h.start, block.h.stop
-        one_group = start // group == (stop - 1) // group
-        if one_group or (start % group == 0 and stop % group == 0):
-            s = self._backend().score_block(self._q, self._k, block, self._options, self._sizes)
-            return self._exp(s, block[:3], (..., None)) if weights else s
-        cuts = sorted({start, *range(-(-start // group) * group, stop, group), stop})
-        parts = [self._box(block._replace(h=slice(*cut)), weights) for cut in itertools.pairwise(cuts)]
-        return sys.modules["torch"].cat(parts, 1) if is_torch(self._q) else np.concatenate(parts, 1)
-
-    def _points(self, at: list[np.ndarray], first: tuple[int, ...], weights: bool) -> Any:
-        """Single places, some at a time so that the gathered rows of q and k stay small."""
-        some, parts = max(1, POINT_VALUES // self._sizes.D), []
-        for n in range(0, at[0].size, some):
-            b, h, i, j = (_index(x.flat[n : n + some] + start, self._q) for x, start in zip(at, first, strict=True))
-            s = self._backend().score_points(self._q, self._k, (b, h, i, j), self._options, self._sizes)
-            parts.append(self._exp(s, (b, h, i), ()) if weights else s)
-        return sys.modules["torch"].cat(parts) if is_torch(self._q) else np.concatenate(parts)
-
-    def _exp(self, s: Any, rows: tuple[Any, ...], widen: tuple[Any, ...]) -> Any:
-        """Weights from scores: exp(s - lse), zero in a row whose lse is -inf."""
-        rest = self._rest()
-        lse = self._lse[rows][widen]
-        if is_torch(s):
-            torch = sys.modules["torch"]
-            s = s - torch.where(lse == -torch.inf, 0.0, lse)
-            return torch.exp(s if rest is None else s - like(rest, s)[rows][widen].to(s.dtype))
-        lse = to_numpy(lse)
-        s = s - np.where(lse == -np.inf, s.dtype.type(0), lse)
-        return np.exp(s if rest is None else s - rest[rows][widen].astype(s.dtype))
-
-    def _rest(self) -> np.ndarray | None:
-        """lse as it is minus lse as rounded, [B, H, L]; None where that is nothing.
-
-        A row whose scores are all near -1e30, as a bias with finfo.min in it makes them, has an lse that says nothing
-        about how many there are: exp(s - lse) would be 1 for each.
-        """
-        if "rest" not in self._found:
-            self._found["rest"] = self._find_rest()
-        return self._found["rest"]  # type: ignore[no-any-return]
-
-    def _find_rest(self) -> np.ndarray | None:
-        lse = known(self._lse.detach().cpu() if is_torch(self._lse) else self._lse)
-        if lse is None:
-            return None
-        with np.errstate(all="ignore"):
-            far = np.isfinite(lse) & (np.abs(lse) * np.finfo(lse.dtype).eps > LSE_ROUNDING)
-            if not far.any():
-                return None
-            rest = np.zeros(lse.shape)
-            sinks = None if self._options.sinks is None else to_numpy(self._options.sinks).astype(np.float64)
-            for block in blocks(self._sizes, self._options.mask):
-                b, h, i, _ = block
-                if far[b, h, i].any():
-                    s = to_numpy(self._box(block, weights=False))
-                    total = np.exp(s - lse[b, h, i][..., None]).sum(3, dtype=np.float64)
-                    if sinks is not None:
-                        total += np.exp(sinks[h, None] - lse[b, h, i])
-                    rest[b, h, i] = np.where(far[b, h, i], np.log(total), 0)
-        return rest
-
     def _cut(self, whole_rows: bool = False) -> list[Block]:
-        """Blocks covering the selected batch entries and heads; a group that the selection cuts is one block."""
+        """Blocks covering the selected batch entries and heads, counted within them; a group that the selection cuts
+        is one block.
+        """
         found = []
         for block in blocks(self._sizes, self._options.mask, whole_rows):
             b, h = _meet(block.b, self._batch), _meet(block.h, self._heads)
@@ -369,31 +306,11 @@ class Weights:
                 found.append(Block(b, h, block.i, block.j))
         return found
 
-    def _block(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
-        """Weights and scores, as NumPy, of a block of the selection."""
-        b, h = _moved(block.b, self._batch.start), _moved(block.h, self._heads.start)
-        s = to_numpy(self._box(Block(b, h, block.i, block.j), weights=False))
-        with np.errstate(all="ignore"):
-            return self._exp(s, (b, h, block.i), (..., None)), s
-
-    def _relative(self, block: Block) -> Block:
-        """From places within the whole to places within the selection."""
-        return block._replace(b=_moved(block.b, -self._batch.start), h=_moved(block.h, -self._heads.start))
-
-    def _sink_weights(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The sink's share of each row [b, h, L] and its logit minus lse."""
-        if self._options.sinks is None:
-            return None
-        sinks = to_numpy(self._options.sinks)[self._heads.start : self._heads.stop, None].astype(np.float64)
-        chosen = slice(self._batch.start, self._batch.stop), slice(self._heads.start, self._heads.stop)
-        lse = to_numpy(self._lse)[chosen].astype(np.float64)
-        rest = self._rest()
-        log = sinks - np.where(np.isneginf(lse), 0.0, lse) - (0.0 if rest is None else rest[chosen])  # [b, h, L]
-        return np.exp(log), log
-
-    def _shaped(self, x: np.ndarray) -> Any:
+    def _shaped(self, x: Any) -> Any:
         """A read as q's kind, without the axes that are not there."""
         x = x[tuple(0 if axis in self._dropped else slice(None) for axis in (0, 1))]
+        if is_torch(x):
+            return (x.to(self._lse.dtype) if x.is_floating_point() else x).contiguous()
         if x.dtype.kind == "f":
             x = x.astype(to_numpy(self._lse[:0]).dtype)
         return like(np.asarray(x, order="C"), self._q) if is_torch(self._q) else x
@@ -413,17 +330,10 @@ class Scores:
         return f"Scores(shape={self.shape}, lazy)"
 
 
-def _index(x: np.ndarray, q: Any) -> Any:
-    return like(x, q) if is_torch(q) else x
-
-
 def _meet(cut: slice, chosen: range) -> slice | None:
+    """What a slice and a range share, counted within the range."""
     start, stop = max(cut.start, chosen.start), min(cut.stop, chosen.stop)
-    return slice(start, stop) if start < stop else None
-
-
-def _moved(x: slice, by: int) -> slice:
-    return slice(x.start + by, x.stop + by)
+    return slice(start - chosen.start, stop - chosen.start) if start < stop else None
 
 
 def _detached(x: Any) -> Any:

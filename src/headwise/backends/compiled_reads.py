@@ -1,0 +1,171 @@
+"""Reads and boxes of the weights by the compiled kernels; `reason` says why they cannot take some."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from headwise.arrays import is_torch, like
+from headwise.backends import compiled
+from headwise.backends.asked import Ask, Reads, entropies, means
+from headwise.backends.blocks import Block
+from headwise.backends.compiled import _rows, _tensor_rows
+from headwise.kernels.trace import SCORE, B, Captures, H, I, J, TraceError, trace
+from headwise.scores import Options
+from headwise.shapes import Sizes
+
+Array = np.ndarray
+MOST_TOP = 64  # weights a row beyond which sorting is faster than putting each in its place
+FAR = {"f32": 1 << 24, "f64": 1 << 52}  # whole numbers below which every one has a float of its own
+SMALL = 1 << 15  # weights below which NumPy is done before a kernel is found
+
+
+def reason(q: Any, k: Any, options: Options, sizes: Sizes) -> str | None:
+    """Why the kernels cannot read weights made from this; None where they can. Reads carry no gradient."""
+    if 0 in (sizes.B, sizes.H, sizes.L, sizes.S):
+        return "there is nothing to read"
+    arrays = [x.detach() if is_torch(x) else x for x in (q, k, options.bias, options.sinks)]
+    q, k, bias, sinks = arrays
+    return compiled.reason(q, k, k, replace(options, bias=bias, sinks=sinks, head_gate=None), sizes)
+
+
+def box_reason(q: Any, k: Any, lse: Any, options: Options, sizes: Sizes) -> str | None:
+    """The same for a box of weights, which does carry gradients."""
+    return compiled.reason(q, k, lse, replace(options, head_gate=None), sizes)
+
+
+def takes_top(ask: Ask) -> bool:
+    """Whether the kernels can find the largest weights that are asked for."""
+    return ask.top_k is None or (ask.top_k <= MOST_TOP and (ask.norms is None or bool((ask.norms >= 0).all())))
+
+
+def read(
+    ask: Ask,
+    q: Any,
+    k: Any,
+    rows: tuple[Array, Array | None],
+    options: Options,
+    sizes: Sizes,
+    chosen: tuple[range, range],
+    offset: Any,
+    sinks: tuple[Array, Array] | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Reads:
+    """One pass over the chosen batch entries and heads.
+
+    rows: their lse [b, h, L] and what it lacks (or None); offset: position of query 0, int or [b];
+    sinks: the sink's share of each row and that share's logarithm, [b, h, L].
+    Raises TraceError where a function or a position cannot be compiled.
+    """
+    from headwise.kernels.reads_plan import Pass, Rows, Wanted
+
+    problem, call, (q, k), alive = _problem(q, k, options, sizes)
+    lse, rest = rows
+    offset = np.reshape(np.asarray(offset, np.int64), -1)
+    if int(np.abs(offset).max()) + sizes.L + sizes.S >= FAR["f64" if problem.dtype == "f64" else "f32"]:
+        raise TraceError("read: a position is too far from the keys for fp32")
+    kept = {"total": ask.entropy or ask.distance, "mean": ask.entropy, "far": ask.distance, "seen": sinks is not None}
+    reach = None
+    if ask.offsets is not None:  # no query has a key farther off
+        reach = min(ask.offsets, int(max(np.abs(offset + sizes.L - 1).max(), np.abs(sizes.S - 1 - offset).max())))
+    wanted = Wanted(
+        tuple(name for name, yes in kept.items() if yes),
+        ask.received,
+        reach,
+        tuple((r, c, "max" if how == "max" else "add") for r, c, how in ask.pooled),
+        ask.mass,
+        ask.top_k or 0,
+    )
+    norms = None if ask.norms is None else _narrow(ask.norms)
+    one = Pass(problem, call, wanted, *chosen, Rows(lse, rest, offset, norms))
+    one.run(compiled.address(q), compiled.address(k), progress)
+    del alive
+    sums = one.sums()
+    empty = np.isneginf(lse) if sinks is None else sums.rows["seen"] == 0
+    result = Reads(empty, received=sums.columns, mass=sums.mass, pooled=sums.pools or None)
+    total = None
+    if ask.entropy:
+        result.entropy = entropies(sums.rows["mean"], sums.rows["total"], sinks)
+    if ask.distance:
+        result.distance, total = sums.rows["far"].sum(2), sums.rows["total"].sum(2)
+    if ask.offsets is not None and reach is not None:
+        m = ask.offsets
+        result.offsets = np.zeros((*empty.shape[:2], 2 * m + 1))
+        result.offsets[..., m - reach : m + reach + 1] = sums.diagonals
+    means(ask, result, total, (sizes.L, sizes.S))
+    if sums.largest is not None:
+        result.top_k = _filled(*sums.largest, np.isnan(lse))
+    return result
+
+
+def box(
+    q: Any, k: Any, block: Block, rows: tuple[Array, Array | None] | None, options: Options, sizes: Sizes
+) -> Any:
+    """A block [b, h, l, s] of the scores, or of the weights where the rows' lse is given; of q's library.
+
+    Raises TraceError where a function cannot be compiled.
+    """
+    from headwise.kernels.reads_plan import BoxPass
+
+    tensors = is_torch(q)
+    if tensors and options.score_mod is not None and _learns(options.score_mod):
+        raise TraceError("score_mod: a tensor it refers to requires a gradient, which kernels do not give")
+    problem, call, (q_rows, k_rows), alive = _problem(q, k, options, sizes)
+    real = np.float64 if problem.dtype == "f64" else np.float32
+    out = np.empty([x.stop - x.start for x in block], real)
+    lse, rest = (None, None) if rows is None else rows
+    if lse is not None:
+        lse = np.ascontiguousarray(np.where(np.isneginf(lse), 0, lse), real)
+        rest = None if rest is None else np.ascontiguousarray(rest, real)
+    BoxPass(problem, call, block, lse, rest, out).run(compiled.address(q_rows), compiled.address(k_rows))
+    del alive
+    return like(out, q) if tensors else out
+
+
+def _learns(score_mod: Any) -> bool:
+    """Whether the function refers to a tensor whose gradient is asked for."""
+    captures = Captures()
+    trace(score_mod, (SCORE, B, H, I, J), captures)
+    learning: bool = sys.modules["torch"].is_grad_enabled()
+    return learning and any(is_torch(x) and x.requires_grad for x in captures.arrays)
+
+
+def _problem(q: Any, k: Any, options: Options, sizes: Sizes) -> tuple[Any, Any, tuple[Any, Any], Any]:
+    """The problem in the kernels' terms, what a call passes along, q and k as they are read, what must stay alive."""
+    from headwise.kernels.plan import Problem
+
+    tensors = is_torch(q)
+    q, k = (_tensor_rows(x) if tensors else _rows(x) for x in (q, k))
+    step, strides = (1, (q.stride(), k.stride())) if tensors else (q.itemsize, (q.strides, k.strides))
+    problem = Problem(sizes, compiled.kind(q), step, *strides, (), options.scale)
+    problem, call, alive = compiled.with_options(problem, replace(options, head_gate=None, dropout_p=0.0))
+    return problem, call, (q, k), (alive, q, k)
+
+
+def _narrow(x: Array) -> Array:
+    """Without the entries along axes that repeat one."""
+    return x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.strides)]
+
+
+def _filled(values: Array, keys: Array, unknown: Array) -> tuple[Array, Array]:
+    """The largest weights of each row with what is missing: keys of no weight, the lowest ones.
+
+    Where all weights of a row are not-a-number (unknown [b, h, L]) they are equals, too.
+    """
+    values, keys = values.astype(np.float64), keys.astype(np.int64)
+    values[unknown], keys[unknown] = np.nan, -1
+    short = (keys < 0).any(3)
+    if short.any():
+        found = keys[short]  # [n, k]
+        k = found.shape[1]
+        taken = np.zeros((len(found), k + 1), bool)
+        np.put_along_axis(taken, np.where((found < 0) | (found >= k), k, found), True, 1)
+        free = np.argsort(taken[:, :k], axis=1, kind="stable")  # the keys below k that are not taken come first
+        count = (found >= 0).sum(1)
+        place = np.arange(k) - count[:, None]
+        keys[short] = np.where(place < 0, found, np.take_along_axis(free, np.maximum(place, 0), 1))
+    return values, keys
