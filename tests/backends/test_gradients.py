@@ -1,5 +1,6 @@
 """The compiled forward with torch's backward: the same bits with and without gradients, derivatives of derivatives."""
 
+import numpy as np
 import pytest
 
 import headwise as hw
@@ -56,11 +57,90 @@ def test_only_what_is_asked_for():
     assert (v.grad - v2.grad).abs().max() < 1e-13
 
 
-def test_a_score_function_that_learns_is_left_to_torch():
+TABLE = torch.randn(9, dtype=torch.float64, requires_grad=True)
+SLOPE = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+FIXED = np.linspace(-1, 1, 9)
+LEARNING = {
+    "table": lambda s, b, h, i, j: s * TABLE[h] + torch.exp(TABLE)[j],
+    "number": lambda s, b, h, i, j: s - SLOPE * abs(i - j),
+    "one of a table": lambda s, b, h, i, j: s - TABLE[2] * (i - j) ** 2,
+    "worked out": lambda s, b, h, i, j: s - torch.nn.functional.softplus(SLOPE) * j,
+    "cannot be traced": lambda s, b, h, i, j: s + TABLE[:7].flip(0)[j] * torch.erf(s),
+}
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_a_score_function_learns_gets_its_gradient(name):
     q, k, v = inputs()[:3]
-    slope = torch.ones(4, dtype=torch.float64, requires_grad=True)
-    with pytest.raises(TypeError, match="score_mod: a tensor it refers to requires a gradient"):
-        gradients.attention(q, k, v, Options(0.7, score_mod=lambda s, b, h, i, j: s * slope[h]), SIZES)
+    for given in ([q, k, v], [x.detach() for x in (q, k, v)]):
+        wanted = [TABLE, SLOPE, *(x for x in given if x.requires_grad)]
+        found, right = (
+            torch.autograd.grad(
+                hw.attention(*given, score_mod=LEARNING[name], mask=hw.causal(), backend=backend).square().sum(),
+                wanted,
+                allow_unused=True,
+            )
+            for backend in ("auto", "torch")
+        )
+        assert (found[0] is None) != (found[1] is None)
+        for x, y in zip(found, right, strict=True):
+            assert (x is None) == (y is None)
+            if x is not None and y is not None:
+                torch.testing.assert_close(x, y, rtol=0, atol=1e-12)
+
+
+def test_a_function_in_numpys_words_gives_gradients_too():
+    q, k, v = inputs()[:3]
+    in_numpy = hw.attention(q, k, v, score_mod=lambda s, b, h, i, j: np.where(i >= j, s, s * 0.5) + FIXED[j])
+    fixed = torch.tensor(FIXED)
+    in_torch = hw.attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(i >= j, s, s * 0.5) + fixed[j])
+    for x, y in zip(*(torch.autograd.grad(out.sum(), (q, k, v)) for out in (in_numpy, in_torch)), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-12)
+
+
+def test_derivatives_of_derivatives_through_a_function():
+    q, k, v = inputs()[:3]
+
+    def run(q, table):
+        return hw.attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.tanh(s) * table[j] + table[i])
+
+    torch.autograd.gradgradcheck(run, (q, TABLE))
+
+
+CHANGED = {
+    "dense": lambda x: hw.causal() & hw.dense(x),
+    "mask_mod": lambda x: hw.mask_mod(lambda b, h, i, j: x[i, j]),
+    "keys": lambda x: hw.keys(x[:1].expand(2, -1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [("dense", "torch"), ("mask_mod", "torch"), ("keys", "torch"), ("dense", "numpy"), ("mask_mod", "numpy")],
+)
+def test_a_mask_that_changes_before_the_backward_is_noticed_or_was_copied(name, library):
+    q, k, v = inputs()[:3]
+    array = torch.ones(5, 7, dtype=torch.bool)
+    array[:, 6] = False
+    if library == "numpy":
+        array = array.numpy()
+    mask = CHANGED[name](array)
+    right = torch.autograd.grad(hw.attention(q, k, v, mask=mask).sum(), q)[0]
+    out = hw.attention(q, k, v, mask=mask)
+    array[:, :4] = False
+    if library == "torch" and name != "keys":
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    else:
+        assert torch.equal(torch.autograd.grad(out.sum(), q)[0], right)
+
+
+def test_a_backward_inside_autocast_keeps_its_digits():
+    q, k, v = (x.detach().float().requires_grad_() for x in inputs()[:3])
+    with torch.autocast("cpu"):
+        inside = torch.autograd.grad(hw.attention(q, k, v).square().sum(), q)[0]
+    outside = torch.autograd.grad(hw.attention(q, k, v).square().sum(), q)[0]
+    torch.testing.assert_close(inside, outside, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

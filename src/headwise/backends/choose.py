@@ -58,9 +58,9 @@ def _torch(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) ->
 
         reason = compiled.reason(q, k, v, options, sizes)
         try:
-            if reason is None:
+            if reason is None and (options.score_mod is None or not torch.is_grad_enabled()):
                 return compiled.attention(q, k, v, options, sizes)
-            if reason == compiled.GRADIENTS:
+            if reason is None or reason == compiled.GRADIENTS:
                 import headwise.backends.gradients as gradients
 
                 return gradients.attention(q, k, v, options, sizes)

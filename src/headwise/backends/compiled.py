@@ -12,7 +12,8 @@ import numpy as np
 from headwise.arrays import is_torch
 from headwise.kernels import masking, trace
 from headwise.kernels.adjust import Operand, Rules
-from headwise.kernels.trace import SCORE, B, Captures, H, I, J, Node, TraceError
+from headwise.kernels.bounds import Bounds
+from headwise.kernels.trace import SCORE, B, Captures, H, I, J, Node
 from headwise.masks import Mask
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -76,8 +77,6 @@ def attention(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[A
     from headwise.kernels.plan import PLAIN, Problem, plan
 
     tensors = is_torch(q)
-    if tensors and options.score_mod is not None:
-        check_no_gradient(options.score_mod)
     q, k, v = (_tensor_rows(x) for x in (q, k, v)) if tensors else (_rows(x) for x in (q, k, v))
     out, lse = _outputs(q, sizes, tensors)
     if sizes.B * sizes.H * sizes.L == 0:
@@ -181,13 +180,16 @@ def with_options(problem: Any, o: Options) -> tuple[Any, Any, Any]:
     change = _change(o, captures)
     visible = None if o.mask is None else masking.rule(o.mask, problem.sizes, captures)
     arrays = [_readable(x) for x in captures.arrays]
-    if problem.dtype != "f64":
-        _check_integers(arrays, captures.name)
     shapes = [tuple(x.shape) for x in arrays]
     words = [(address(x), *_strides(x), *shape) for x, shape in zip(arrays, shapes, strict=True)]
+    sizes = problem.sizes
+    ends = {"b": sizes.B, "h": sizes.H, "i": sizes.L, "j": sizes.S}
+    bits = 64 if problem.dtype == "f64" else 32
+    bounds = Bounds(captures.name, ends, captures.integers, arrays, captures.kinds, bits)
     for tree in (change, visible):
         if tree is not None:
             _check_indices(tree, captures.name, shapes, problem.sizes)
+            bounds.check(tree)
     operands = tuple(
         Operand(f"a{n}", kind(x), captures.kinds[f"a{n}"], len(shape), bool(shape) and _strides(x)[-1] == 1)
         for n, (x, shape) in enumerate(zip(arrays, shapes, strict=True))
@@ -214,24 +216,6 @@ def with_options(problem: Any, o: Options) -> tuple[Any, Any, Any]:
         int(o.seed) if p else 0,
     )
     return problem, call, (arrays, sinks, gate)
-
-
-def check_no_gradient(score_mod: Any) -> None:
-    """Refuses a score function that refers to a tensor whose gradient is asked for: kernels do not give it."""
-    captures = Captures()
-    trace.trace(score_mod, (SCORE, B, H, I, J), captures)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.is_grad_enabled() and any(is_torch(x) and x.requires_grad for x in captures.arrays):
-        raise TraceError("score_mod: a tensor it refers to requires a gradient, which kernels do not give")
-
-
-def _check_integers(arrays: Sequence[Any], name: str) -> None:
-    """A kernel that computes in fp32 has integers of 32 bits."""
-    for x in arrays:
-        if kind(x) == "i64" and 0 not in x.shape and not -(2**31) <= int(x.min()) <= int(x.max()) < 2**31:
-            raise TraceError(
-                f"{name}: an array holds integers that need more than 32 bits; subtract what they share"
-            )
 
 
 def _change(o: Options, captures: Captures) -> Node | None:

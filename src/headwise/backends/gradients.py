@@ -6,73 +6,107 @@ The recomputation is itself differentiable, so that second derivatives work. For
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from headwise.backends import compiled
 from headwise.backends import torch as plain
+from headwise.backends.trees import Rule, evaluate
+from headwise.kernels import masking, trace
+from headwise.kernels.trace import SCORE, B, Captures, H, I, J
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
 Tensor = torch.Tensor
+Given = Sequence[Tensor | None]  # q, k, v, bias, sinks, head_gate, and what masks and score functions refer to
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L]."""
     o = options
-    if o.score_mod is not None:
-        compiled.check_no_gradient(o.score_mod)
-    out, lse = _Attention.apply(o, sizes, q, k, v, o.bias, o.sinks, o.head_gate)  # type: ignore[no-untyped-call]
+    again = Again(o, sizes)
+    given = (q, k, v, o.bias, o.sinks, o.head_gate, *again.arrays)
+    if not any(x is not None and x.requires_grad for x in given):
+        return compiled.attention(q, k, v, o, sizes)
+    out, lse = _Attention.apply(o, again, sizes, *given)  # type: ignore[no-untyped-call]
     return out, lse
+
+
+class Again:
+    """The options once more, from arrays that a backward was given back.
+
+    Masks and score functions are kept as trees beside their arrays, so that torch sees when one of these was changed in
+    the meantime, and what a score function learns gets its gradient.
+    """
+
+    def __init__(self, options: Options, sizes: Sizes) -> None:
+        self.options, self.captures = options, Captures()
+        o = options
+        leaves = (SCORE, B, H, I, J)
+        self.score = None if o.score_mod is None else trace.trace(o.score_mod, leaves, self.captures)
+        self.visible = None if o.mask is None else masking.rule(o.mask, sizes, self.captures)
+        self.arrays = [x if torch.is_tensor(x) else torch.as_tensor(np.array(x)) for x in self.captures.arrays]
+
+    def __call__(self, given: Given) -> Options:
+        _, _, _, bias, sinks, gate, *arrays = given
+        o = replace(self.options, bias=bias, sinks=sinks, head_gate=gate)
+        score, visible, captures = self.score, self.visible, self.captures
+        if score is not None:
+
+            def score_mod(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Any:
+                return evaluate(score, {"score": s, "b": b, "h": h, "i": i, "j": j}, captures, arrays)
+
+            o = replace(o, score_mod=score_mod)
+        return o if visible is None or o.mask is None else replace(o, mask=Rule(o.mask, visible, captures, arrays))
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, options: Options, sizes: Sizes, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        ctx.options, ctx.sizes = options, sizes
-        ctx.save_for_backward(*tensors)
-        q, k, v = tensors[:3]
+    def forward(ctx: Any, options: Options, again: Again, sizes: Sizes, *given: Tensor | None) -> tuple[Tensor, Tensor]:
+        ctx.again, ctx.sizes = again, sizes
+        ctx.save_for_backward(*given)
+        q, k, v = given[:3]
         return compiled.attention(q, k, v, options, sizes)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        again = torch.is_grad_enabled()  # a derivative of this derivative will be asked for
-        tensors = ctx.saved_tensors  # unpacked once: under torch.utils.checkpoint a second time is an error
-        wanted = [n for n, x in enumerate(tensors) if x is not None and ctx.needs_input_grad[n + 2]]
-        return None, None, *recomputed(ctx.options, ctx.sizes, tensors, grads, wanted, again)
+        twice = torch.is_grad_enabled()  # a derivative of this derivative will be asked for
+        given = ctx.saved_tensors  # unpacked once: under torch.utils.checkpoint a second time is an error
+        wanted = [n for n, x in enumerate(given) if x is not None and ctx.needs_input_grad[n + 3]]
+        return None, None, None, *recomputed(ctx.again, ctx.sizes, given, grads, wanted, twice)
 
 
 def recomputed(
-    options: Options,
+    options: Callable[[Given], Options],
     sizes: Sizes,
-    tensors: Sequence[Tensor | None],
+    given: Given,
     grads: Sequence[Tensor],
     wanted: Sequence[int],
-    again: bool = False,
+    twice: bool = False,
 ) -> list[Tensor | None]:
-    """Gradients of those of (q, k, v, bias, sinks, head_gate) that are wanted, from those of (out, lse).
+    """Gradients of those of `given` that are wanted, from those of (out, lse).
 
-    again: they are to be differentiable themselves.
+    options: from `given`; twice: the gradients are to be differentiable themselves.
     """
-    if not again:
-        tensors = [x if x is None else x.detach().requires_grad_(n in wanted) for n, x in enumerate(tensors)]
-    q, k, v, bias, sinks, gate = tensors
+    if not twice:
+        given = [x if x is None else x.detach().requires_grad_(n in wanted) for n, x in enumerate(given)]
+    q, k, v = given[:3]
     assert q is not None and k is not None and v is not None
-    with torch.enable_grad():
-        o = replace(options, bias=bias, sinks=sinks, head_gate=gate)
-        results = plain.attention(q, k, v, o, sizes)
+    with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
+        results = plain.attention(q, k, v, options(given), sizes)
         used = [(x, g) for x, g in zip(results, grads, strict=True) if x.requires_grad]
         found = torch.autograd.grad(
             [x for x, _ in used],
-            [x for n in wanted if (x := tensors[n]) is not None],
+            [x for n in wanted if (x := given[n]) is not None],
             [g for _, g in used],
-            create_graph=again,
+            create_graph=twice,
             allow_unused=True,
         )
-    answer: list[Tensor | None] = [None] * len(tensors)
+    answer: list[Tensor | None] = [None] * len(given)
     for n, x in zip(wanted, found, strict=True):
         answer[n] = x
     return answer

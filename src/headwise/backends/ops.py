@@ -8,6 +8,7 @@ beside it. Score functions and mask functions do not pass through it: `takes` sa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -107,9 +108,14 @@ def backward_operator(
     o = _options(bias, sinks, gate, arrays, seed, rule, numbers, scale, softcap, dropout_p)
     tensors = [q, k, v, bias, sinks, gate]
     which = [n for n, x in enumerate(wanted) if x]
+
+    def options(given: gradients.Given) -> Options:
+        bias, sinks, gate = given[3:]
+        return replace(o, bias=bias, sinks=sinks, head_gate=gate)
+
     # An operator's body runs below autograd: without its key let in again nothing in here could be differentiated.
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False):
-        found = gradients.recomputed(o, _sizes(q, k, v), tensors, [grad_out, grad_lse], which)
+        found = gradients.recomputed(options, _sizes(q, k, v), tensors, [grad_out, grad_lse], which)
     return [_zeros(tensors[n]) if (x := found[n]) is None else x.contiguous() for n in which]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from headwise import masks
 from headwise.arrays import is_torch, to_numpy
-from headwise.kernels.trace import B, Captures, H, I, J, Node, TraceError, trace
+from headwise.kernels.trace import B, Captures, H, I, J, Node, TraceError, kind, trace
 from headwise.shapes import Sizes
 
 Spans = tuple[
@@ -54,7 +54,12 @@ def rule(mask: masks.Mask, sizes: Sizes, captures: Captures) -> Node:
             return element(array, captures)
         case masks._MaskMod(function=function):
             captures.name = "mask_mod"
-            return trace(function, (B, H, I, J), captures)
+            tree = trace(function, (B, H, I, J), captures)
+            found = kind(tree, captures.kinds)
+            if found != "bool":
+                words = {"real": "floating-point numbers", "int": "integers"}[found]
+                raise TypeError(f"mask_mod: the function must return booleans (True = may attend); got {words}")
+            return tree
     raise TraceError(f"attention: mask of type {type(mask).__name__} has no rule for kernels")
 
 

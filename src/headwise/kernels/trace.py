@@ -35,10 +35,6 @@ SYNONYMS = {
     "ge": "greater_equal",
     "neg": "negative",
     "abs": "absolute",
-    "logical_and": "bitwise_and",
-    "logical_or": "bitwise_or",
-    "logical_not": "invert",
-    "logical_xor": "bitwise_xor",
     "bitwise_not": "invert",
     "expit": "sigmoid",
     "mod": "remainder",
@@ -48,6 +44,16 @@ SYNONYMS = {
     "fmin": "minimum",
     "fmax": "maximum",
 }
+
+
+# The same on booleans, and only there: of numbers these ask whether they are zero.
+LOGICAL = {
+    "logical_and": "bitwise_and",
+    "logical_or": "bitwise_or",
+    "logical_not": "invert",
+    "logical_xor": "bitwise_xor",
+}
+WIDE = {"float", "float32", "float64", "double"}  # casts that leave a number what it is
 
 
 class TraceError(TypeError):
@@ -148,17 +154,31 @@ class Traced:
         if isinstance(x, float | np.floating):
             return self.captures.number(float(x))
         if getattr(x, "ndim", None) == 0 and hasattr(x, "item"):
+            if getattr(x, "requires_grad", False):
+                return ("at", self.captures.array(x))  # by name, so that its gradient can be asked for
             return self._operand(x.item())
         raise self._refuse(f"an operand of type {type(x).__name__}")
 
     def _do(self, op: str, *operands: Any) -> Traced:
         nodes = tuple(self._operand(x) for x in operands)
-        kinds = [kind(x, self.captures.kinds) for x in nodes]
-        if op in LOGIC and "real" in kinds:
-            raise self._refuse(f"{op} of a floating-point number")
-        if op == "invert" and kinds[0] == "real":
-            raise self._refuse("~ of a floating-point number")
+        kinds = {kind(x, self.captures.kinds) for x in nodes}
+        if op in LOGICAL:
+            if kinds != {"bool"}:
+                raise self._refuse(f"{op} of numbers")
+            op = LOGICAL[op]
+        if op in LOGIC | {"invert"} and "real" in kinds:
+            raise self._refuse(f"{'~' if op == 'invert' else op} of a floating-point number")
+        if kinds == {"bool"} and op not in BOOLEAN:
+            raise self._refuse(f"{op} of booleans alone")
+        if op not in COMPARISONS and op != "where" and "real" not in kinds and any(map(self._narrow, nodes)):
+            raise self._refuse(f"{op} of integers of fewer than 32 bits")
         return Traced((op, *nodes), self.captures)
+
+    def _narrow(self, node: Node) -> bool:
+        """Whether it is an element of an array whose integers wrap around early."""
+        if node[0] != "at" or self.captures.kinds[node[1]] != "int":
+            return False
+        return str(self.captures.arrays[int(node[1][1:])].dtype).removeprefix("torch.") not in ("int32", "int64")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -168,9 +188,16 @@ class Traced:
         op = SYNONYMS.get(name, name)
         if op in _FUNCTIONS:
             return lambda *args: self._do(op, self, *args)
-        if name in ("float", "to", "astype", "double", "type"):
-            return lambda *args, **kw: Traced(("multiply", self.node, self.captures.number(1.0)), self.captures)
+        if name in ("float", "double", "to", "astype", "type"):
+            return lambda *args, **kw: self._cast(name, *args, *kw.values())
         raise self._refuse(f"the attribute .{name}")
+
+    def _cast(self, name: str, *dtypes: Any) -> Traced:
+        """To floating point, which is what a kernel computes in."""
+        words = [getattr(x, "__name__", str(x)).removeprefix("torch.") for x in dtypes or (name,)]
+        if len(words) != 1 or words[0] not in WIDE:
+            raise self._refuse(f".{name}({', '.join(words)})")
+        return Traced(("multiply", self.node, self.captures.number(1.0)), self.captures)
 
     def __bool__(self) -> bool:
         raise self._refuse("`if`, `and`, `or`, `not` on a traced value")
@@ -267,7 +294,9 @@ def _clip(x: Any, low: Any = None, high: Any = None, **kw: Any) -> Traced:
     return x  # type: ignore[no-any-return]
 
 
+BOOLEAN = {*LOGIC, "invert", "equal", "not_equal", "where"}  # what booleans alone can be operands of
 _FUNCTIONS = {
+    *LOGICAL,
     *COMPARISONS,
     *REAL_ONLY,
     *ARITHMETIC,
@@ -328,7 +357,7 @@ def _with_captures(function: Callable[..., Any], captures: Captures) -> Callable
         is_array = isinstance(x, np.ndarray) or (hasattr(x, "data_ptr") and hasattr(x, "stride"))
         if is_array and x.ndim:
             return Captured(x, captures)
-        if isinstance(x, types.FunctionType) and x is not function and _refers_to_arrays(x):
+        if isinstance(x, types.FunctionType) and x is not function and _refers_to_arrays(x, {function}):
             return _with_captures(x, captures)
         return x
 
@@ -349,7 +378,14 @@ def _with_captures(function: Callable[..., Any], captures: Captures) -> Callable
     return types.FunctionType(function.__code__, copied, function.__name__, defaults, closure or None)
 
 
-def _refers_to_arrays(function: types.FunctionType) -> bool:
+def _refers_to_arrays(function: types.FunctionType, seen: set[Any]) -> bool:
+    """By itself or through the functions it refers to."""
+    seen = seen | {function}
     found = [c.cell_contents for c in function.__closure__ or ()]
     found += [function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__]
-    return any(isinstance(x, np.ndarray) or hasattr(x, "data_ptr") for x in found)
+    return any(
+        isinstance(x, np.ndarray)
+        or hasattr(x, "data_ptr")
+        or (isinstance(x, types.FunctionType) and x not in seen and _refers_to_arrays(x, seen))
+        for x in found
+    )
