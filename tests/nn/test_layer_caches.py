@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -185,3 +186,85 @@ def test_narrow_layers_have_narrow_caches() -> None:
         with pytest.raises(TypeError, match="must have the cache's dtype bfloat16; got float32"):
             layer(torch.randn(2, 1, 12), cache=cache)
     assert cache.lengths.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("then", ["go on", "crop", "reorder"])
+@pytest.mark.parametrize("kind", CACHES)
+def test_lazy_weights_stay_what_they_were(kind: str, then: str) -> None:
+    layer, x = decoder(), torch.randn(2, 9, 12, dtype=torch.float64)
+    cache = CACHES[kind]()
+    with torch.no_grad():
+        layer(x[:, :4], cache=cache)
+        _, w = layer(x[:, 4:6], cache=cache, weights=True)
+        want = w.to_dense()
+        if then == "crop":
+            cache.crop(5)
+        elif then == "reorder":
+            cache.reorder([1, 0])
+        other = copy.deepcopy(cache)
+        for i in range(6, 9):
+            y = layer(x[:, i : i + 1] * 2, cache=cache)
+            assert torch.equal(y, layer(x[:, i : i + 1] * 2, cache=other))
+        assert torch.equal(w.to_dense(), want) and w.check().ok
+
+
+def test_weights_that_nobody_asked_for_cost_no_copy() -> None:
+    layer, x = decoder(), torch.randn(2, 9, 12, dtype=torch.float64)
+    cache = KVCache()
+    with torch.no_grad():
+        layer(x, cache=cache)
+        place = cache._stores[0].data_ptr()
+        cache.crop(5)
+        layer(x[:, :2], cache=cache)
+        assert cache._stores[0].data_ptr() == place
+        layer(x[:, :2], cache=cache, weights=True)
+        cache.crop(5)
+        layer(x[:, :2], cache=cache)
+        assert cache._stores[0].data_ptr() != place
+
+
+@pytest.mark.parametrize("kind", ["growing", "static", "rolling"])
+def test_what_was_appended_by_hand_and_written_over_is_not_read(kind: str) -> None:
+    """Whoever calls the op with what the cache gave is told that it changed, and not given other numbers."""
+    cache = CACHES[kind]()
+    k, v = torch.randn(2, 1, 2, 3, 5, dtype=torch.float64)
+    held = cache.append(k, v)
+    _, w = hw.attention(k, held.k, held.v, mask=held.mask, weights=True)
+    cache.append(k, v)
+    assert w.check().ok
+    cache.crop(4)
+    cache.append(k, v)
+    with pytest.raises(RuntimeError, match="was changed in place after the call"):
+        w.check()
+
+
+def test_gradients_of_a_step_are_right_after_a_crop() -> None:
+    """Keys need no gradient here, and queries do: their graph reads the cache."""
+    layer, x = decoder(), torch.randn(2, 5, 12, dtype=torch.float64)
+    layer.requires_grad_(False).q_proj.weight.requires_grad_()
+    cache = KVCache()
+    with torch.no_grad():
+        layer(x[:, :4], cache=cache)
+    y = layer(x[:, 4:], cache=cache)
+    cache.crop(3)
+    layer(x[:, :2] * 3, cache=cache)
+    (got,) = torch.autograd.grad(y.sum(), layer.q_proj.weight)
+    (want,) = torch.autograd.grad(layer(x)[:, 4:].sum(), layer.q_proj.weight)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_any_device(kind: str) -> None:
+    """Nothing of a call is made on another device than its inputs."""
+    layer = decoder(position_bias=[ALiBi(4), RelativeBias(4, 8, 9)], num_kv_heads=[1, 3], window=5).to("meta")
+    cache = CACHES[kind]()
+    with torch.no_grad():
+        for L, lengths in ((3, None), (2, [2, 1]), (1, None)):
+            x = torch.empty(2, L, 12, dtype=torch.float64, device="meta")
+            if kind == "static":  # whose lengths are values of its device
+                break
+            assert layer(x, cache=cache, lengths=lengths).shape == (2, L, 12)
+        else:
+            cache.reorder([1, 1, 0])
+            cache.crop(3)
+            assert cache.lengths.tolist() == [3, 3, 3]

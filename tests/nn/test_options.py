@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from hypothesis import given
 from nn.complete import Call, calls, expected
 from problems import examples
@@ -25,3 +26,12 @@ def test_any_options_together_equal_numpy_in_float64(call: Call) -> None:
     y = layer(*inputs, **extras, **call_options(call))
     want = expected(call, layer, inputs, extras)
     np.testing.assert_allclose(y.detach().numpy(), want, rtol=1e-9, atol=1e-10)
+
+
+@given(calls())
+@examples(0.6)
+def test_looking_changes_no_bit_and_the_weights_are_right(call: Call) -> None:
+    layer, inputs, options = call.layer(), call.inputs(), call.extras() | call_options(call)
+    y = layer(*inputs, **options)
+    y_w, w, lse = layer(*inputs, **options, weights=True, return_lse=True)
+    assert torch.equal(y, y_w) and torch.equal(w.lse, lse) and w.check().ok

@@ -59,6 +59,8 @@ class KVCache:
         self._stores: tuple[Tensor, ...] = ()  # [B, Hkv, capacity, width] each
         self._lengths: list[int] = []
         self._starts: list[int] = []  # the position of each entry's first key in the stores
+        self._lent = False  # whether lazy weights, or a graph of gradients, read from the stores
+        self._fresh = True  # whether nothing in the stores was ever written over
 
     @staticmethod
     def static(size: int, *, batch: int | None = None, layer: MultiHeadAttention | None = None) -> KVCache:
@@ -136,6 +138,7 @@ class KVCache:
         """
         kept = checks.check_crop(lengths, self._lengths)
         self._check_crop(kept)
+        self._fresh = False
         self._lengths = kept
         self._starts = [min(s, n) for s, n in zip(self._starts, kept, strict=True)]
         self._forget()
@@ -164,6 +167,10 @@ class KVCache:
         else:
             first = torch.tensor(several[0] if several else 0, device=device)
         return first + torch.arange(M, device=device)
+
+    def lend(self) -> None:
+        """Lazy `Weights`, or gradients, still read what the last append gave: it is not to be written over."""
+        self._lent = True
 
     @property
     def lengths(self) -> Tensor:
@@ -214,21 +221,25 @@ class KVCache:
 
     def _write(self, new: tuple[Tensor, ...], before: list[int], starts: list[int], counts: list[int]) -> None:
         """Stores the first counts[b] tokens of each entry behind those it has; a failure changes nothing."""
-        stores, starts = self._room(new, before, starts, counts)
+        usable = bool(self._stores) and (self._fresh or not self._lent) and all(writable(x) for x in self._stores)
+        stores, starts = self._room(new, before, starts, counts, usable)
         at = [n - s for n, s in zip(before, starts, strict=True)]
         if torch.is_grad_enabled() and any(x.requires_grad for x in (*new, *stores)):
             stores = tuple(joined(x, y, at, counts) for x, y in zip(stores, new, strict=True))
         else:
+            fresh = self._fresh or stores is not self._stores
             for x, y in zip(stores, new, strict=True):
-                put(x, y, at, counts)
+                put(unseen(x) if fresh else x, y, at, counts)
+        if stores is not self._stores:
+            self._lent, self._fresh = False, True
         self._stores, self._starts = stores, starts
 
     def _room(
-        self, new: tuple[Tensor, ...], before: list[int], starts: list[int], counts: list[int]
+        self, new: tuple[Tensor, ...], before: list[int], starts: list[int], counts: list[int], usable: bool
     ) -> tuple[tuple[Tensor, ...], list[int]]:
-        """Stores that have room for the new tokens, and the positions of their first keys."""
+        """Stores with room for the new tokens (those of now only where usable), and their first keys' positions."""
         need = max((n + m for n, m in zip(before, counts, strict=True)), default=0)
-        if self._stores and need <= self.capacity and all(writable(x) for x in self._stores):
+        if usable and need <= self.capacity:
             return self._stores, starts
         size = max(need, min(2 * self.capacity, 2 * need), 16)
         made = tuple(empty(y, y.shape[0], size) for y in new)
@@ -258,6 +269,7 @@ class KVCache:
         """Lengths have shrunk."""
 
     def _select(self, index: list[int]) -> None:
+        self._lent, self._fresh = False, True
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             self._stores = tuple(x.index_select(0, torch.tensor(index, device=x.device).long()) for x in self._stores)
 
@@ -301,6 +313,11 @@ def empty(like: Tensor, B: int, size: int) -> Tensor:
 def writable(x: Tensor) -> bool:
     """Whether x may be written in place: not while a graph of gradients holds it."""
     return not x.requires_grad and (torch.is_inference_mode_enabled() or not x.is_inference())
+
+
+def unseen(x: Tensor) -> Tensor:
+    """x, to be written where nobody reads: torch counts writes, and views of the rest would pass for changed."""
+    return x.data
 
 
 def put(store: Tensor, new: Tensor, at: list[int], counts: list[int]) -> None:

@@ -267,6 +267,8 @@ class MultiHeadAttention(nn.Module):
                 k, v, offset, start, real = cache.append(k, v, lengths=lengths, queries=L)
             out, *rest = attend(self, q, k, v, where, offset, start, real, **options)  # out [B, H, L, Dv]
             y = self._output(x, out)
+        if cache is not None and (weights or y.requires_grad):
+            cache.lend()
         return (y, *rest) if rest else y
 
     def _output(self, x: Tensor, out: Tensor) -> Tensor:

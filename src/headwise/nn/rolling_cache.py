@@ -26,10 +26,10 @@ class RollingCache(KVCache):
         self.window = checks.check_positive("KVCache.rolling", "window", window)
 
     def _room(
-        self, new: tuple[Tensor, ...], before: list[int], starts: list[int], counts: list[int]
+        self, new: tuple[Tensor, ...], before: list[int], starts: list[int], counts: list[int], usable: bool
     ) -> tuple[tuple[Tensor, ...], list[int]]:
         at = [n - s for n, s in zip(before, starts, strict=True)]
-        if self._stores and max((n + m for n, m in zip(at, counts, strict=True)), default=0) <= self.capacity:
+        if usable and max((n + m for n, m in zip(at, counts, strict=True)), default=0) <= self.capacity:
             return self._stores, starts
         kept = [min(n, self.window - 1) for n in at]  # the next query sees itself and these
         size = max(2 * self.window, max((n + m for n, m in zip(kept, counts, strict=True)), default=0))

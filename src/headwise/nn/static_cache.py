@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headwise.masks import key_lengths
 from headwise.nn import cache_checks as checks
-from headwise.nn.cache import Held, KVCache
+from headwise.nn.cache import Held, KVCache, unseen
 from headwise.nn.cache_checks import Layout
 
 if TYPE_CHECKING:
@@ -75,8 +75,10 @@ class StaticCache(KVCache):
                 for store, new in zip(self._stores, (k, v), strict=True):
                     store[entry, :, at] = torch.where(fits, new.transpose(1, 2), store[entry, :, at])
             else:
+                if self._lent and not self._fresh:
+                    self._go_on_in_copies()
                 for store, new in zip(self._stores, (k, v), strict=True):
-                    store[entry, :, at] = new.transpose(1, 2).detach()
+                    (unseen(store) if self._fresh else store)[entry, :, at] = new.transpose(1, 2).detach()
             self._filled += counts
         offset = before if queries is None else before + (M - queries)
         k, v = self._stores
@@ -85,6 +87,7 @@ class StaticCache(KVCache):
     def crop(self, lengths: Any) -> None:
         """As `KVCache.crop`."""
         kept = checks.check_crop(lengths, self._filled.tolist())
+        self._fresh = False
         self._filled.copy_(torch.tensor(kept).long())
 
     def reorder(self, index: Any) -> None:
@@ -97,6 +100,8 @@ class StaticCache(KVCache):
             )
         if self._layout is None:
             return
+        if self._lent:
+            self._go_on_in_copies()
         at = torch.tensor(chosen, device=self._filled.device).long()
         with torch.no_grad():
             for store in self._stores:
@@ -120,6 +125,12 @@ class StaticCache(KVCache):
 
     def __len__(self) -> int:
         return int(self._filled.max()) if self._filled.numel() else 0
+
+    def _go_on_in_copies(self) -> None:
+        """Leaves the stores to those who read them."""
+        with torch.inference_mode(False):
+            self._stores = tuple(x.clone() for x in self._stores)
+        self._lent, self._fresh = False, True
 
     def _taken_back(self, lengths: list[int]) -> None:
         if lengths:
