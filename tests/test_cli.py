@@ -246,6 +246,19 @@ def headwise(*arguments: str, folder: Path, before: str) -> subprocess.Completed
     return subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False)
 
 
+def test_a_place_that_is_no_file_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(folder / "pipe")
+    said = refused(["look", "one two", "-o", "pipe"], capsys, folder)
+    assert said == "headwise: cannot write pipe: it is there and is no file; give another place with -o\n"
+
+
+def test_a_gguf_file_that_is_cut_off(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "cut.gguf").write_bytes(b"GGUF")
+    assert "could not be loaded as a model; the file is cut off or broken" in refused(
+        ["look", "one two", "--model", "cut.gguf"], capsys, folder
+    )
+
+
 def test_doctor_says_what_is_in_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.run(["doctor"]) == 0
     said = capsys.readouterr().out

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from unittest import mock
 
@@ -709,3 +710,35 @@ def test_multi_head_attention_refuses_kinds_and_dtypes() -> None:
             hw.multi_head_attention(**projections("torch") | {name: projections("torch", "float32")[name]})
         with pytest.raises(TypeError, match=f"{name} must be on x's device cpu; got meta"):
             hw.multi_head_attention(**projections("torch") | {name: projections("torch")[name].to("meta")})
+
+
+@pytest.mark.parametrize(("sparse", "words"), [(True, "got a sparse one; call its .to_dense()"), (False, "got a nested")])
+def test_tensors_that_are_not_dense_are_refused(sparse: bool, words: str) -> None:
+    x = torch.ones(3, 5)
+    given = x.to_sparse() if sparse else torch.nested.nested_tensor([x, x], layout=torch.jagged)
+    with pytest.raises(TypeError, match=rf"attention: q must be a dense tensor; {re.escape(words)}"):
+        hw.attention(given, given, given)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_that_no_memory_holds(kind: str) -> None:
+    sizes = (2**14, 2**20, 2**20, 1)
+    one = np.zeros((), np.float32)
+    x = np.lib.stride_tricks.as_strided(one, sizes, (0,) * 4) if kind == "numpy" else torch.tensor(one).expand(sizes)
+    for backend in ("auto", "plain" if kind == "numpy" else "torch"):
+        with pytest.raises((MemoryError, RuntimeError)):
+            hw.attention(x, x, x, backend=backend)
+
+
+def test_a_graph_exported_with_a_score_function_takes_no_keys() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            return hw.attention(q, k, v, score_mod=lambda s, b, h, i, j: s - (i - j).abs())
+
+    L, S = torch.export.Dim("L", min=0, max=99), torch.export.Dim("S", min=0, max=99)
+    shapes = ({2: L}, {2: S}, {2: S})
+    given = [torch.randn(2, 4, 13, 7), torch.randn(2, 2, 17, 7), torch.randn(2, 2, 17, 5)]
+    program = torch.export.export(Model(), tuple(given), dynamic_shapes=shapes).module()
+    for l, s in ((3, 0), (0, 3), (1, 1), (5, 11)):
+        q, k, v = given[0][:, :, :l], given[1][:, :, :s], given[2][:, :, :s]
+        torch.testing.assert_close(program(q, k, v), Model()(q, k, v), rtol=0, atol=2e-6)

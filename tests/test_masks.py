@@ -251,6 +251,7 @@ def test_the_laws_of_de_morgan(data: st.DataObject) -> None:
         (lambda: hw.window(True), TypeError, "window: left must be an int or None (unbounded); got bool"),
         (lambda: hw.window(1, "2"), TypeError, "window: right must be an int or None (unbounded); got str"),
         (lambda: hw.window(1, offset=0.5), TypeError, "window: offset must be an int or integers [B]; got float"),
+        (lambda: hw.causal(2**63), ValueError, "causal: offset must lie between -2**62 and 2**62; got 9223372036854775808"),
         (lambda: hw.causal(1.0), TypeError, "causal: offset must be an int or integers [B]; got float"),
         (lambda: hw.causal(True), TypeError, "causal: offset must be an int or integers [B]; got bool"),
         (lambda: hw.causal([[1]]), TypeError, "causal: offset must be an int or integers [B]; got int64 (1, 1)"),
@@ -312,6 +313,13 @@ def test_a_mask_that_does_not_fit_the_sizes(kind: str, mask: Any, words: str) ->
         with pytest.raises(ValueError) as raised:
             hw.attention(*arrays, mask=wrapped)
         assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_mask_function_that_gives_another_shape(kind: str) -> None:
+    rule = hw.mask_mod(lambda b, h, i, j: np.ones((3, 4), bool))
+    with pytest.raises(ValueError, match=r"mask_mod: the function must return booleans that broadcast to \(.*; got \(3, 4\)"):
+        hw.attention(*qkv((2, 6, 3, 5, 7, 11, 13), kind), mask=rule)
 
 
 def test_to_dense_checks_too() -> None:

@@ -235,9 +235,11 @@ def check_text(text: str | bytes) -> str:
 
 def check_output(output: Path) -> None:
     """Finds out before the work begins whether the page can be written."""
-    folder = output.parent
+    folder = output.resolve().parent
     if output.is_dir():
         raise Refusal(f"cannot write {output}: it is a folder; name a file in it, as in -o {output / 'heads.html'}")
+    if output.exists() and not output.is_file():
+        raise Refusal(f"cannot write {output}: it is there and is no file; give another place with -o")
     if not folder.is_dir():
         raise Refusal(f"cannot write {output}: there is no folder {folder}; make it, or give another place with -o")
     if not os.access(folder, os.W_OK):

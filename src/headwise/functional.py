@@ -201,6 +201,12 @@ def _check_projections(x: Any, w_q: Any, w_k: Any, w_v: Any, w_o: Any, context: 
     )
 
 
+DENSE = {
+    "sparse": "call its .to_dense()",
+    "nested": "headwise.nn takes nested tensors, or pack the sequences and pass mask=headwise.documents(ids)",
+}
+
+
 def _same_kind(*arrays: Any, names: tuple[str, ...] = ("q", "k", "v"), op: str = "attention") -> tuple[Any, ...]:
     """All NumPy, all JAX, or all torch on one device; lists become arrays."""
     tensors = [is_torch(x) for x in arrays]
@@ -208,6 +214,9 @@ def _same_kind(*arrays: Any, names: tuple[str, ...] = ("q", "k", "v"), op: str =
         for name, x, ok in zip(names, arrays, tensors, strict=True):
             if not ok:
                 raise TypeError(f"{op}: {name} must be a torch tensor, as the others are; got {type(x).__name__}")
+            if x.is_sparse or x.is_nested:
+                kind = "nested" if x.is_nested else "sparse"
+                raise TypeError(f"{op}: {name} must be a dense tensor; got a {kind} one; {DENSE[kind]}")
             if x.device != arrays[0].device:
                 raise TypeError(f"{op}: {name} must be on {names[0]}'s device {arrays[0].device}; got {x.device}")
         return arrays

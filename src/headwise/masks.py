@@ -303,6 +303,12 @@ class _MaskMod(Mask):
         if str(getattr(result, "dtype", type(result).__name__)).removeprefix("torch.") != "bool":
             found = getattr(result, "dtype", type(result).__name__)
             raise TypeError(f"mask_mod: the function must return booleans (True = may attend); got {found}")
+        full = np.broadcast_shapes(*(tuple(x.shape) for x in (b, h, i, j)))
+        shape = tuple(result.shape)
+        if len(shape) > len(full) or any(
+            n not in (1, m) for n, m in zip(reversed(shape), reversed(full), strict=False)
+        ):
+            raise ValueError(f"mask_mod: the function must return booleans that broadcast to {full}; got {shape}")
         return result
 
 
@@ -450,6 +456,8 @@ def _integers(op: str, name: str, x: Any, required: bool = False) -> Any:
     if x is None and not required:
         return None
     if isinstance(x, int | np.integer) and not isinstance(x, bool):
+        if not -(2**62) <= x < 2**62:
+            raise ValueError(f"{op}: {name} must lie between -2**62 and 2**62; got {x}")
         return int(x)
     if is_torch(x) or type(x).__name__ == "SymInt":
         if type(x).__name__ == "SymInt":

@@ -125,6 +125,19 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_link_is_followed_and_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "real.html").write_text("before")
+    (tmp_path / "link.html").symlink_to("real.html")
+    write_report(page(panel(1, 3, 11, 13)), tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "real.html").read_text().endswith("</html>\n")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileExistsError, match="it is there and is no file"):
+        write_report(page(panel(1, 3, 11, 13)), tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["link.html", "pipe", "real.html"]
+
+
 def test_report_needs_something_seen(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from models import zoo

@@ -101,13 +101,13 @@ def attention(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[A
 
 def _outputs(q: Any, sizes: Sizes, tensors: bool) -> tuple[Any, Any]:
     shape = (sizes.B, sizes.H, sizes.L, sizes.Dv)
-    if not tensors:
-        return np.empty(shape, q.dtype), np.empty(shape[:3], np.float64 if q.dtype == np.float64 else np.float32)
-    torch = sys.modules["torch"]
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     try:
+        if not tensors:
+            return np.empty(shape, q.dtype), np.empty(shape[:3], np.float64 if q.dtype == np.float64 else np.float32)
+        torch = sys.modules["torch"]
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         return torch.empty(shape, dtype=q.dtype), torch.empty(shape[:3], dtype=wide)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # torch's and NumPy's words for sizes that nothing can hold
         raise MemoryError(f"attention: there is no memory for an output of shape {shape}") from error
 
 

@@ -89,8 +89,7 @@ def attend(
     b, h, _, j = block
     s = score_block(q, k, block, options, sizes, finite)  # [b, h, l, s]
     sink = None if options.sinks is None else options.sinks[h].to(work)[:, None]  # [h, 1]
-    no_keys = type(s.shape[3]) is int and s.shape[3] == 0  # a symbolic size, of a traced graph, is never 0
-    top = s.detach().sum(3) - torch.inf if no_keys else s.detach().amax(3)  # [b, h, l]; softmax does not depend on it
+    top = _largest(s.detach())  # [b, h, l]; softmax does not depend on it
     if sink is not None:
         top = torch.maximum(top, sink.detach())
     top = torch.where(top == -torch.inf, 0.0, top)
@@ -106,6 +105,13 @@ def attend(
         kept = keep(options.seed, options.dropout_p, *coordinates(block, sizes, q.device), sizes)
         p = torch.where(kept, p / (1 - options.dropout_p), 0.0) if options.dropout_p < 1 else p * 0.0
     return _weighted_values(p, s, v[b, key_heads(h, sizes), j].to(work), finite), lse
+
+
+def _largest(s: Tensor) -> Tensor:
+    """The largest score of each row, -inf where there are no keys; in a traced graph there may be none at run time."""
+    if type(s.shape[3]) is int:
+        return s.amax(3) if s.shape[3] else s.sum(3) - torch.inf
+    return torch.nn.functional.pad(s, (0, 1), value=-torch.inf).amax(3)
 
 
 def coordinates(block: Block, sizes: Sizes, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:

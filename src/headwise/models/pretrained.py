@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,9 +102,10 @@ def _load(folder: Path, said: str | Path, **options: Any) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(folder, **local, **source)
     except Exception as error:  # a broken file makes the loaders raise anything
         first = str(error).strip().splitlines()
-        raise ValueError(
-            f"load: {said} could not be loaded as a model; {first[0] if first else type(error).__name__}"
-        ) from error
+        why = first[0] if first else type(error).__name__
+        if isinstance(error, struct.error):
+            why = "the file is cut off or broken; fetch it again"
+        raise ValueError(f"load: {said} could not be loaded as a model; {why}") from error
     finally:
         if quiet:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]

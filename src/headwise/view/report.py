@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import html
 import os
 import re
@@ -34,17 +35,23 @@ def report(heads: Any, path: str | os.PathLike[str], links: Sequence[tuple[str, 
 
 
 def write_report(page: Page, path: str | os.PathLike[str]) -> Path:
-    """Writes a page: first beside its place, then into it, so that there is never half a file."""
+    """Writes a page: first beside its place, then into it, so that there is never half a file.
+
+    A link is followed; what is neither a file nor a link (a device, a pipe) is refused and stays what it is.
+    """
     path = Path(path)
+    place = path.resolve()
+    if place.exists() and not place.is_file():
+        raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))
     text = render(page)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
+        os.replace(temporary, place)
     except BaseException:
         os.unlink(temporary)
         raise
