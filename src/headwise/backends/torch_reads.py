@@ -54,7 +54,7 @@ class _Pass:
         self.rest = None if rest is None else self.on_device(rest[b, h])
         self.sinks = None if sinks is None else tuple(self.on_device(x) for x in sinks)
         self.norms = None if ask.norms is None else self.on_device(ask.norms)
-        at = torch.as_tensor(np.reshape(np.asarray(offset, np.int64), (-1, 1)), device=self.device)
+        at = torch.tensor(np.reshape(np.asarray(offset, np.int64), (-1, 1)), device=self.device)
         self.position = (at + torch.arange(L, device=self.device)).expand(B, L)
         self.sets = [
             tuple(torch.as_tensor(x, device=self.device) for x in pair) for pair in ask.mass or ()
