@@ -1,0 +1,71 @@
+"""What a call costs beside arithmetic: memory at 32,768 queries and keys, and the time until a kernel is there.
+
+    python benchmarks/costs.py
+
+Memory is what the process grew by over its inputs and its output, in a process of its own for each case. A kernel is
+built in an empty cache, then found in it by another process; processor time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+MEMORY = """
+import resource, sys
+import numpy as np
+import headwise as hw
+from headwise import bench
+
+L, kind = int(sys.argv[1]), sys.argv[2]
+row = bench.Row("long", 1, 8, 8, L, L, 64, kind)
+short = bench.Row("short", 1, 8, 8, 256, 256, 64, kind)
+bench.headwise(short, *bench.arrays(short, np.float32))()
+arrays = [np.ones((1, 8, L, 64), np.float32) for _ in range(3)]
+call = bench.headwise(row, *arrays)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+out = call()
+grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 - (out.nbytes + 4 * 8 * L) / 2**20
+print(f"{kind or 'no mask':10} L = S = {L}: {grown:6.1f} MB above inputs and output")
+"""
+
+READY = """
+import sys
+from time import process_time
+import numpy as np
+from headwise import bench
+from headwise.kernels import jit, llvm
+from headwise.kernels.decode import Decode
+from headwise.kernels.forward import Forward, block_width
+
+geometry = llvm.chosen()
+bench.headwise(bench.Row("x", 1, 1, 1, 16, 16, 8), *bench.arrays(bench.Row("x", 1, 1, 1, 16, 16, 8), np.float32))()
+for name, spec in {
+    "forward, fp32": Forward("f32", 64, 64, block_width(geometry), False, False),
+    "forward, bf16": Forward("bf16", 128, 128, block_width(geometry), False, False),
+    "decode, fp32": Decode("f32", 128, 128, 4, False, False),
+}.items():
+    before = process_time()
+    jit.function(spec, geometry)
+    print(f"{name:15} {sys.argv[1]}: {1e3 * (process_time() - before):6.1f} ms")
+for kind in ("causal", "documents", "softcap", "alibi", "bias"):
+    row = bench.Row("x", 1, 2, 2, 64, 64, 64, kind)
+    call = bench.headwise(row, *bench.arrays(row, np.float32))
+    before = process_time()
+    call()
+    print(f"{kind:15} {sys.argv[1]}: {1e3 * (process_time() - before):6.1f} ms, the call with it")
+"""
+
+
+def run(script: str, *arguments: str, **environment: str) -> None:
+    subprocess.run([sys.executable, "-c", script, *arguments], check=True, env=os.environ | environment)
+
+
+if __name__ == "__main__":
+    for kind in ("", "causal"):
+        run(MEMORY, "32768", kind)
+    with tempfile.TemporaryDirectory() as cache:
+        for what in ("built", "found"):
+            run(READY, what, HEADWISE_CACHE=cache)
