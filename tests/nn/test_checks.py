@@ -91,6 +91,12 @@ from headwise.nn import ALiBi, KVCache, MultiHeadAttention, RelativeBias, Rotary
         ({"softcap": 0}, ValueError, "softcap must be positive and finite; got 0"),
         ({"output_gate": True}, ValueError, "output_gate must be 'head', 'element' or None; got True"),
         ({"qk_norm": "batch"}, ValueError, "qk_norm must be 'rms', 'layer', a QKNorm or None; got 'batch'"),
+        (
+            {"rotary": True},
+            ValueError,
+            "head_dim must be even with rotary=True (widths are turned in pairs); got head_dim=3; "
+            "pass rotary=RotaryEmbedding(2) to turn a part of it, or another head_dim",
+        ),
         ({"rotary": 4}, TypeError, "rotary must be a RotaryEmbedding, True or None; got int"),
         (
             {"rotary": RotaryEmbedding(4)},

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from nn.complete import Call, calls, expected
 from problems import examples
+
+import headwise as hw
+from headwise.nn import attending
 
 
 def call_options(call: Call) -> dict[str, Any]:
@@ -19,9 +24,7 @@ def call_options(call: Call) -> dict[str, Any]:
     return {"cu_seqlens": q} | ({} if call.S is None else {"cu_seqlens_k": k})
 
 
-@given(calls())
-@examples(5)
-def test_any_options_together_equal_numpy_in_float64(call: Call) -> None:
+def check(call: Call) -> None:
     layer, inputs, extras = call.layer(), call.inputs(), call.extras()
     y = layer(*inputs, **extras, **call_options(call))
     want = expected(call, layer, inputs, extras)
@@ -29,7 +32,21 @@ def test_any_options_together_equal_numpy_in_float64(call: Call) -> None:
 
 
 @given(calls())
-@examples(0.6)
+@examples(5)
+def test_any_options_together_equal_numpy_in_float64(call: Call) -> None:
+    with pytest.MonkeyPatch.context() as patch:  # each new combination would compile a kernel: the next test's part
+        patch.setattr(attending, "attention", functools.partial(hw.attention, backend="torch"))
+        check(call)
+
+
+@given(calls())
+@examples(1)
+def test_any_options_together_through_the_kernels_too(call: Call) -> None:
+    check(call)
+
+
+@given(calls())
+@examples(0.4)
 def test_looking_changes_no_bit_and_the_weights_are_right(call: Call) -> None:
     layer, inputs, options = call.layer(), call.inputs(), call.extras() | call_options(call)
     y = layer(*inputs, **options)

@@ -115,6 +115,15 @@ def test_learns_on() -> None:
     assert all((p.grad is not None) == p.requires_grad for p in layer.parameters())
 
 
+def test_a_bias_that_another_layer_shares_stays_whole() -> None:
+    bias = RelativeBias(4, 8, 9, dtype=torch.float64)
+    one, other = (MultiHeadAttention(12, 4, position_bias=[bias, ALiBi(4)], dtype=torch.float64) for _ in range(2))
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    y = other(x)
+    one.prune_heads([1])
+    assert torch.equal(other(x), y) and one.state_dict()["position_bias.0.weight"].shape == (8, 3)
+
+
 def test_no_heads_are_none() -> None:
     layer = made(6, 2)
     y = layer(X)

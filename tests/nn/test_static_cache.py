@@ -100,6 +100,7 @@ def test_one_graph_serves_all_steps_and_refuses_when_full() -> None:
     with pytest.raises(RuntimeError, match=r"KVCache.append: a static cache of size=5 has no room left"):
         step(*tokens(2, 1))
     assert cache.lengths.tolist() == [5, 5] and torch.equal(held_k, before)
+    assert torch.is_grad_enabled()  # a graph that raises midway leaves no mode behind
 
 
 @pytest.mark.slow

@@ -119,6 +119,11 @@ def check_rotary(rotary: Any, head_dim: int) -> RotaryEmbedding | None:
     """A RotaryEmbedding that the heads are wide enough for; True stands for one of their width."""
     if rotary is None or rotary is False:
         return None
+    if rotary is True and head_dim % 2:
+        raise ValueError(
+            f"{OP}: head_dim must be even with rotary=True (widths are turned in pairs); got head_dim={head_dim}; "
+            f"pass rotary=RotaryEmbedding({max(head_dim - 1, 2)}) to turn a part of it, or another head_dim"
+        )
     made = RotaryEmbedding(head_dim) if rotary is True else rotary
     if not isinstance(made, RotaryEmbedding):
         raise TypeError(f"{OP}: rotary must be a RotaryEmbedding, True or None; got {type(rotary).__name__}")

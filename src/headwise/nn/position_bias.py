@@ -26,8 +26,9 @@ class PositionBias(nn.Module):
         """Functions (b, h, i, j) for one call, to be added up; numbers they hold have this dtype, fp32 or fp64."""
         raise NotImplementedError
 
-    def keep_heads(self, heads: list[int]) -> None:
-        """Only these heads are left, in this order."""
+    def only(self, heads: list[int]) -> PositionBias:
+        """One for these heads, in this order; it stays as it is, since other layers may share it."""
+        raise NotImplementedError
 
     def check_heads(self, H: int) -> None:
         """Refuses a number of heads that this is not made for."""
@@ -57,8 +58,8 @@ class ALiBi(PositionBias):
         slopes = torch.tensor(self.slopes, dtype=dtype, device=device)
         return [lambda b, h, i, j: abs(i - j) * -slopes[h]]
 
-    def keep_heads(self, heads: list[int]) -> None:
-        self.slopes = tuple(self.slopes[h] for h in heads)
+    def only(self, heads: list[int]) -> PositionBias:
+        return ALiBi(len(heads), [self.slopes[h] for h in heads])
 
     def check_heads(self, H: int) -> None:
         _same_heads("ALiBi", len(self.slopes), H)
@@ -110,9 +111,11 @@ class RelativeBias(PositionBias):
         by_distance = self.weight.to(dtype)[bucket]  # [2 m + 1, H]
         return [lambda b, h, i, j: by_distance[(j - i).clamp(-m, m) + m, h]]
 
-    def keep_heads(self, heads: list[int]) -> None:
-        kept = self.weight.detach()[:, heads].clone()
-        self.weight = nn.Parameter(kept, requires_grad=self.weight.requires_grad)
+    def only(self, heads: list[int]) -> PositionBias:
+        numbers = (self.num_buckets, self.max_distance)
+        made = RelativeBias(len(heads), *numbers, two_sided=self.two_sided, device="meta")
+        made.weight = nn.Parameter(self.weight.detach()[:, heads].contiguous(), self.weight.requires_grad)
+        return made
 
     def check_heads(self, H: int) -> None:
         _same_heads("RelativeBias", self.weight.shape[1], H)
@@ -126,10 +129,9 @@ class RelativeBias(PositionBias):
 class FunctionBias(PositionBias):
     """A function (or module) of the user's; h is a head's number before any were pruned."""
 
-    def __init__(self, wrapped: Function) -> None:
+    def __init__(self, wrapped: Function, heads: list[int] | None = None) -> None:
         super().__init__()
-        self.wrapped = wrapped
-        self.heads: list[int] | None = None
+        self.wrapped, self.heads = wrapped, heads
 
     def functions(self, dtype: torch.dtype, device: torch.device) -> list[Function]:
         wrapped = self.wrapped
@@ -138,8 +140,8 @@ class FunctionBias(PositionBias):
         heads = torch.tensor(self.heads, device=device)
         return [lambda b, h, i, j: wrapped(b, heads[h], i, j)]
 
-    def keep_heads(self, heads: list[int]) -> None:
-        self.heads = [h if self.heads is None else self.heads[h] for h in heads]
+    def only(self, heads: list[int]) -> PositionBias:
+        return FunctionBias(self.wrapped, [h if self.heads is None else self.heads[h] for h in heads])
 
 
 class SumOfBiases(PositionBias):
@@ -153,9 +155,8 @@ class SumOfBiases(PositionBias):
     def functions(self, dtype: torch.dtype, device: torch.device) -> list[Function]:
         return [f for part in self._parts() for f in part.functions(dtype, device)]
 
-    def keep_heads(self, heads: list[int]) -> None:
-        for part in self._parts():
-            part.keep_heads(heads)
+    def only(self, heads: list[int]) -> PositionBias:
+        return SumOfBiases([part.only(heads) for part in self._parts()])
 
     def check_heads(self, H: int) -> None:
         for part in self._parts():

@@ -50,7 +50,7 @@ def prune_heads(layer: MultiHeadAttention, heads: Iterable[int]) -> None:
             norm.weight = _kept(norm.weight, left)
             norm.bias = None if norm.bias is None else _kept(norm.bias, left)
     if layer.position_bias is not None:
-        layer.position_bias.keep_heads(kept)
+        layer.position_bias = layer.position_bias.only(kept)
     layer.num_heads = len(kept)
     layer.set_groups([n for n in counts if n])
     if layer.fused:

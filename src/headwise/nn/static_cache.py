@@ -67,19 +67,18 @@ class StaticCache(KVCache):
         before = self._filled.clone()
         at = before[:, None] + torch.arange(M, device=k.device)  # [B, M]
         entry = torch.arange(B, device=k.device)[:, None]  # [B, 1]
-        with torch.no_grad():
-            if tracing:  # values cannot be looked at: without room nothing is written, and the graph raises
-                fits = (before + M <= self.size).all()
-                torch._assert_async(fits, f"{checks.APPEND}: a static cache of size={self.size} has no room left")
-                at, counts = at.clamp(max=self.size - 1), torch.where(fits, counts, 0)
-                for store, new in zip(self._stores, (k, v), strict=True):
-                    store[entry, :, at] = torch.where(fits, new.transpose(1, 2), store[entry, :, at])
-            else:
-                if self._lent and not self._fresh:
-                    self._go_on_in_copies()
-                for store, new in zip(self._stores, (k, v), strict=True):
-                    (unseen(store) if self._fresh else store)[entry, :, at] = new.transpose(1, 2).detach()
-            self._filled += counts
+        if tracing:  # values cannot be looked at: without room nothing is written, and the graph raises
+            fits = (before + M <= self.size).all()
+            torch._assert_async(fits, f"{checks.APPEND}: a static cache of size={self.size} has no room left")
+            at, counts = at.clamp(max=self.size - 1), torch.where(fits, counts, 0)
+            for store, new in zip(self._stores, (k, v), strict=True):
+                store[entry, :, at] = torch.where(fits, new.transpose(1, 2), store[entry, :, at])
+        else:
+            if self._lent and not self._fresh:
+                self._go_on_in_copies()
+            for store, new in zip(self._stores, (k, v), strict=True):
+                (unseen(store) if self._fresh else store)[entry, :, at] = new.transpose(1, 2).detach()
+        self._filled += counts
         offset = before if queries is None else before + (M - queries)
         k, v = self._stores
         return Held(k, v, offset, 0, key_lengths(self._filled))
