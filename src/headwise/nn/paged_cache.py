@@ -60,12 +60,7 @@ class PagedCache(KVCache):
             table[b][at] = fresh
         for blocks, n in zip(table, added, strict=True):
             blocks.extend(next(taken) for _ in range(n))
-        slots = [(b, t) for b, (n, m) in enumerate(zip(before, counts, strict=True)) for t in range(n, n + m)]
-        device = new[0].device
-        block = torch.tensor([table[b][t // size] for b, t in slots], device=device).long()
-        place = torch.tensor([t % size for _, t in slots], device=device).long()
-        entry = torch.tensor([b for b, _ in slots], device=device).long()
-        token = torch.tensor([t - before[b] for b, t in slots], device=device).long()
+        entry, token, block, place = slots(table, before, counts, size, new[0].device)
         with torch.no_grad():
             for x, y in zip(stores, new, strict=True):
                 for old, fresh in pairs:
@@ -127,3 +122,17 @@ class PagedCache(KVCache):
         used = self.blocks - self.free_blocks
         text = f"(block_size={self.block_size}, blocks={self.blocks}, used={used}, "
         return super().__repr__().replace("(", text, 1)
+
+
+def slots(
+    table: list[list[int]], before: list[int], counts: list[int], size: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For each new token of each entry: the entry, which of its new tokens, the block, and the place in the block."""
+    parts = [torch.zeros(4, 0, dtype=torch.int64, device=device)]
+    for b, (blocks, n, m) in enumerate(zip(table, before, counts, strict=True)):
+        token = torch.arange(m, device=device)
+        at = token + n
+        block = torch.tensor(blocks, dtype=torch.int64, device=device)[at // size]
+        parts.append(torch.stack([torch.full_like(token, b), token, block, at % size]))
+    entry, token, block, place = torch.cat(parts, 1)
+    return entry, token, block, place
