@@ -74,7 +74,7 @@ INTEGERS = (
     *("first_b", "first_h", "heads", "group", "queries", "keys", "blocks", "row"),
     *("chunks", "chunk_blocks", "step_first", "step_stop", "together", "state"),
     *("q_b", "q_h", "q_l", "k_b", "k_h", "k_l", "spans_b", "offset_b", "norms_b", "norms_h"),
-    *("column", "reach", "diagonal", "pairs", "key_cuts", "query_cuts", "mass_at", "k_largest"),
+    *("column", "reach", "diagonal", "pairs", "key_cuts", "query_cuts", "mass_at", "top_at", "k_largest"),
 )
 
 
@@ -186,12 +186,16 @@ class _Program(Summing):
         if self.s.mass:
             for p in m.range(0, self.A["pairs"]):
                 m.store_block([[self.zero] * self.nv], self.mass_rows(state, p), self.QB)
+        if self.s.top:
+            self.begin_largest(state)
 
     def end(self, task: Task, block: Value, state: Pointer) -> None:
         for g, op in enumerate(self.s.pools):
             self.end_pool(task, block, g, op, state)
         if self.s.mass:
             self.end_mass(task, block, state)
+        if self.s.top:
+            self.end_largest(task, block, state)
 
     def pack(self, k: Pointer, nk: Value) -> None:
         """A block of narrow keys as what the products read: numbers, or words of pairs."""
@@ -231,7 +235,7 @@ class _Program(Summing):
         if s.mass:
             self.mass(place, j // KB, nk, state)
         if s.top:
-            self.largest(task, place, nk)
+            self.largest(place, nk, state)
 
     def scores(self, k: Pointer, k_stride: Value, nk: Value, state: Pointer) -> None:
         """S[j, :] = scale K[j] . Q."""

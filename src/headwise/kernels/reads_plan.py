@@ -172,7 +172,9 @@ class Pass:
         if wanted.k_largest:
             shape = (*self.shape, wanted.k_largest, row)
             values |= {"k_largest": wanted.k_largest, "top": np.zeros(shape, self.real)}
-            values["top_keys"] = np.full(shape, -1, np.int64 if self.real == np.float64 else np.int32)
+            values["top_keys"] = np.zeros(shape, np.int64 if self.real == np.float64 else np.int32)
+            values["top_at"] = self.state
+            self.state += 2 * wanted.k_largest * self.QB
 
     def _cells(self, r: int, chunk: int) -> tuple[int, int]:
         """The rows of a grid that a chunk's queries lie in."""

@@ -142,29 +142,50 @@ class Summing:
                 total.v = total.v + m.get(self.mass_rows(state, p) + i)
             m.add_to(m.splat(total.v), A["mass"] + (task.part * A["pairs"] + p) * self.n)
 
-    def largest(self, task: Task, block: Place, nk: Value) -> None:
-        """The k largest of each row so far, in order, and their keys: who comes later must be larger to pass."""
-        m, n, A = self.m, self.n, self.A
-        k, row = A["k_largest"], A["row"]
+    def ranks(self, state: Pointer, v: Value) -> tuple[Pointer, Pointer]:
+        """Where the largest of the v-th vector of queries lie, k vectors beside each other, and their keys."""
+        k = self.A["k_largest"]
+        values = state + (self.A["top_at"] + v * k * self.n)
+        return values, (values + k * self.QB).to(self.m.index)
+
+    def begin_largest(self, state: Pointer) -> None:
+        m = self.m
         for v in m.range(0, self.nv):
-            at = task.head * k * row + block.i + v * n
-            values, keys = A["top"] + at, A["top_keys"] + at
-            last = m.var(m.load(values + (k - 1) * row))
+            values, keys = self.ranks(state, v)
+            for at in m.range(0, self.A["k_largest"]):
+                m.store(self.zero, values + at * self.n)
+                m.store(m.splat(m.scalar(-1)), keys + at * self.n)
+
+    def largest(self, block: Place, nk: Value, state: Pointer) -> None:
+        """The k largest of each row so far, in order, and their keys: who comes later must be larger to pass."""
+        m, n, k = self.m, self.n, self.A["k_largest"]
+        for v in m.range(0, self.nv):
+            values, keys = self.ranks(state, v)
+            last = m.var(m.load(values + (k - 1) * n))
             for j in m.range(0, nk):
                 x = m.load(self.S + (j * self.QB + v * n))
                 for _ in m.when(m.any(x > last.v)):
                     key = m.splat(block.j + j)
                     for up_by in m.range(1, k):
-                        here = (k - up_by) * row
-                        above, own = m.load(values + (here - row)), m.load(values + here)
-                        above_key, own_key = m.load(keys + (here - row)), m.load(keys + here)
+                        here = (k - up_by) * n
+                        above, own = m.load(values + (here - n)), m.load(values + here)
+                        above_key, own_key = m.load(keys + (here - n)), m.load(keys + here)
                         moves, stays = x > above, x > own
                         m.store(m.select(moves, above, m.select(stays, x, own)), values + here)
                         m.store(m.select(moves, above_key, m.select(stays, key, own_key)), keys + here)
                     first, first_key = m.load(values), m.load(keys)
                     m.store(m.select(x > first, x, first), values)
                     m.store(m.select(x > first, key, first_key), keys)
-                    last.v = m.load(values + (k - 1) * row)
+                    last.v = m.load(values + (k - 1) * n)
+
+    def end_largest(self, task: Task, block: Value, state: Pointer) -> None:
+        m, n, A = self.m, self.n, self.A
+        for v in m.range(0, self.nv):
+            values, keys = self.ranks(state, v)
+            for at in m.range(0, A["k_largest"]):
+                out = (task.head * A["k_largest"] + at) * A["row"] + block * self.QB + v * n
+                m.store(m.load(values + at * n), A["top"] + out)
+                m.store(m.load(keys + at * n), A["top_keys"] + out)
 
 
 def _tree(x: list[Value], op: Callable[[Value, Value], Value]) -> Value:
