@@ -1,4 +1,4 @@
-"""The torch layer: `MultiHeadAttention`, whose heads can be taken one by one."""
+"""The torch layer: `MultiHeadAttention`, whose heads can be taken one by one; its positions, norms and caches."""
 
 try:
     import torch  # noqa: F401
