@@ -320,17 +320,25 @@ class _Program:
         ahead: Callable[[Value], None],
     ) -> None:
         """S[j, :] = K[j] . Q; their maximum over j too, unless they are still to be adjusted."""
-        m, rows, s = self.m, self.rows_at_once, self.s
-        for j in m.range(0, nk, rows):
+        m, rows = self.m, self.rows_at_once
+
+        def tile(j: Value, rows: int) -> None:
             places = [k + m.min(nk - 1, j + r) * k_stride for r in range(rows)]  # past the end: the last key again
             ahead(j)
             found = self.tile(places, at["Q"])
-            if s.natural:
+            if self.s.natural:
                 found = [[x * self.scale for x in row] for row in found]
             m.store_block(found, self.S + j * self.QB, self.QB)
             if not self.change:
                 for _ in m.when(part == 0):
                     self.raise_top(found, at["M"])
+
+        whole = nk // rows * rows
+        for j in m.range(0, whole, rows):
+            tile(j, rows)
+        for _ in m.when(whole < nk):
+            for few in m.either(nk - whole <= 2):  # 128 keys are 21 times 6, and 2
+                tile(whole, min(2, rows) if few else rows)
 
     def ahead(self, place: Place, keys: Keys, j: Value, soon: Soon) -> None:
         """Asks memory for rows that are needed soon, a few for each tile of scores."""
