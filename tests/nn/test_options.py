@@ -174,3 +174,20 @@ def test_says_what_it_is() -> None:
         "  )\n"
         ")"
     )
+
+
+def test_made_on_meta_and_materialised_later() -> None:
+    biases = [ALiBi(4), RelativeBias(4, 8, 9, device="meta")]
+    layer = MultiHeadAttention(12, 4, **EVERYTHING, position_bias=biases, device="meta")
+    assert layer(torch.empty(2, 5, 12, device="meta")).shape == (2, 5, 12)
+    torch.manual_seed(7)
+    layer.to_empty(device="cpu").reset_parameters()
+    torch.manual_seed(7)
+    want = MultiHeadAttention(12, 4, **EVERYTHING, position_bias=[ALiBi(4), RelativeBias(4, 8, 9)]).state_dict()
+    assert all(torch.equal(x, want[name]) for name, x in layer.state_dict().items())
+
+
+def test_a_bias_keeps_the_numbers_that_it_comes_with() -> None:
+    bias = RelativeBias(4, 8, 9)
+    torch.nn.init.ones_(bias.weight)
+    assert MultiHeadAttention(12, 4, position_bias=bias).state_dict()["position_bias.weight"].all()

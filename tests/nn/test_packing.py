@@ -111,3 +111,10 @@ def test_documents_do_not_see_each_others_nan() -> None:
     y = layer(torch.cat(xs), cu_seqlens=starts(LENGTHS))
     torch.testing.assert_close(y[:3], want)
     assert y[3:8].isnan().all() and torch.isfinite(y[8:]).all()
+
+
+def test_hooks_run_once() -> None:
+    layer, seen = made(), []
+    layer.register_forward_hook(lambda _module, _inputs, y: seen.append(y.is_nested))
+    layer(nested(documents()))
+    assert seen == [True]

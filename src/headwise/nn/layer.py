@@ -160,8 +160,9 @@ class MultiHeadAttention(nn.Module):
         self.q_norm = None if norm is None else HeadNorm(norm, H, D, **options)
         self.k_norm = None if norm is None else HeadNorm(norm, self.num_kv_heads, D, **options)
         self.rotary = checks.check_rotary(rotary, D)
-        self.position_bias = as_position_bias(position_bias, H)
+        self.position_bias = None
         self.reset_parameters()
+        self.position_bias = as_position_bias(position_bias, H)  # with the numbers that it comes with
         if self.fused:
             projections.pack(self)
 
@@ -192,9 +193,9 @@ class MultiHeadAttention(nn.Module):
             nn.init.zeros_(self.sinks)
         if self.gate_proj is not None:
             self.gate_proj.reset_parameters()
-        for norm in (self.q_norm, self.k_norm):
-            if norm is not None:
-                norm.reset_parameters()
+        for option in (self.q_norm, self.k_norm, self.position_bias):
+            if option is not None:
+                option.reset_parameters()
 
     def forward(
         self,

@@ -130,6 +130,7 @@ def call_nested(layer: MultiHeadAttention, x: Any, context: Any, value: Any, opt
     if value is not None:
         value, found = unnested("value", value)
         check_same_lengths(found, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
-    result = layer(tokens, context, value, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, **options)
+    # forward and not the layer itself, whose hooks run once a call
+    result = layer.forward(tokens, context, value, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, **options)
     y, *rest = result if isinstance(result, tuple) else (result,)
     return (renested(y, x), *rest) if rest else renested(y, x)

@@ -26,6 +26,9 @@ class PositionBias(nn.Module):
         """Functions (b, h, i, j) for one call, to be added up; numbers they hold have this dtype, fp32 or fp64."""
         raise NotImplementedError
 
+    def reset_parameters(self) -> None:
+        """The numbers it starts with."""
+
     def only(self, heads: list[int]) -> PositionBias:
         """One for these heads, in this order; it stays as it is, since other layers may share it."""
         raise NotImplementedError
@@ -154,6 +157,11 @@ class SumOfBiases(PositionBias):
 
     def functions(self, dtype: torch.dtype, device: torch.device) -> list[Function]:
         return [f for part in self._parts() for f in part.functions(dtype, device)]
+
+    def reset_parameters(self) -> None:
+        """Those of its parts."""
+        for part in self._parts():
+            part.reset_parameters()
 
     def only(self, heads: list[int]) -> PositionBias:
         return SumOfBiases([part.only(heads) for part in self._parts()])
