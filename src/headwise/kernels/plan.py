@@ -103,7 +103,9 @@ class Plan:
         scratch = _scratch(self.scratch * number + self.partial * 8)
         partial = scratch + self.scratch * number
         pointers = array("q", addresses)
-        for step in self.steps:
+        for nth, step in enumerate(self.steps):
+            if nth and 2 * self.partial < ALONE:  # putting a decoding step's pieces together
+                number = 1
             job = array("q", [len(step)])
             alive: list[Any] = []
             for launch in step:
