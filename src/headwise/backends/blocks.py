@@ -21,18 +21,22 @@ class Block(NamedTuple):
     j: slice
 
 
-def blocks(sizes: Sizes, mask: Mask | None, whole_rows: bool = False) -> Iterator[Block]:
+def blocks(
+    sizes: Sizes, mask: Mask | None, whole_rows: bool = False, values: int | None = None
+) -> Iterator[Block]:
     """Boxes covering every query, batch entries first, then heads, then queries; keys nobody sees are left out.
 
-    A block whose queries see no key has an empty j. With whole_rows every box spans all keys.
+    A block whose queries see no key has an empty j. With whole_rows every box spans all keys. values: how many scores
+    are in a block, about.
     """
+    values = VALUES if values is None else values
     if not (sizes.B and sizes.H and sizes.L):
         return
     per_row = max(sizes.S, 1)
     rows = min(sizes.L, ROWS)
-    heads = min(sizes.Hkv, max(1, VALUES // (per_row * rows * sizes.group)))
-    entries = min(sizes.B, max(1, VALUES // (per_row * rows * sizes.H))) if heads == sizes.Hkv else 1
-    rows = max(rows, min(sizes.L, VALUES // (per_row * heads * sizes.group * entries)))
+    heads = min(sizes.Hkv, max(1, values // (per_row * rows * sizes.group)))
+    entries = min(sizes.B, max(1, values // (per_row * rows * sizes.H))) if heads == sizes.Hkv else 1
+    rows = max(rows, min(sizes.L, values // (per_row * heads * sizes.group * entries)))
     for b in range(0, sizes.B, entries):
         for h in range(0, sizes.Hkv, heads):
             for i in range(0, sizes.L, rows):

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwise.backends import compiled
+from headwise.backends import backward, compiled
 from headwise.backends import torch as plain
+from headwise.backends.backward import Given
 from headwise.backends.trees import Rule, evaluate
 from headwise.kernels import masking, trace
 from headwise.kernels.trace import SCORE, B, Captures, H, I, J
@@ -22,7 +23,6 @@ from headwise.scores import Options
 from headwise.shapes import Sizes
 
 Tensor = torch.Tensor
-Given = Sequence[Tensor | None]  # q, k, v, bias, sinks, head_gate, and what masks and score functions refer to
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -68,30 +68,35 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: Options, again: Again, sizes: Sizes, *given: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.again, ctx.sizes = again, sizes
-        ctx.save_for_backward(*given)
         q, k, v = given[:3]
-        return compiled.attention(q, k, v, options, sizes)
+        out, lse = compiled.attention(q, k, v, options, sizes)
+        ctx.save_for_backward(out, lse, *given)
+        return out, lse
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         twice = torch.is_grad_enabled()  # a derivative of this derivative will be asked for
-        given = ctx.saved_tensors  # unpacked once: under torch.utils.checkpoint a second time is an error
+        out, lse, *given = ctx.saved_tensors  # unpacked once: under torch.utils.checkpoint a second time is an error
         wanted = [n for n, x in enumerate(given) if x is not None and ctx.needs_input_grad[n + 3]]
-        return None, None, None, *recomputed(ctx.again, ctx.sizes, given, grads, wanted, twice)
+        return None, None, None, *recomputed(ctx.again, ctx.sizes, given, (out, lse), grads, wanted, twice)
 
 
 def recomputed(
     options: Callable[[Given], Options],
     sizes: Sizes,
     given: Given,
+    results: Sequence[Tensor],
     grads: Sequence[Tensor],
     wanted: Sequence[int],
     twice: bool = False,
 ) -> list[Tensor | None]:
-    """Gradients of those of `given` that are wanted, from those of (out, lse).
+    """Gradients of those of `given` that are wanted, from those of the results (out, lse).
 
     options: from `given`; twice: the gradients are to be differentiable themselves.
     """
+    if not twice and sizes.B * sizes.H * sizes.L * sizes.S:
+        with torch.autocast(grads[0].device.type, enabled=False):
+            return backward.gradients(options, sizes, given, [x.detach() for x in results], grads, wanted)
     if not twice:
         given = [x if x is None else x.detach().requires_grad_(n in wanted) for n, x in enumerate(given)]
     q, k, v = given[:3]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from headwise.backends import choose, gradients
+from headwise.backends import backward, choose, gradients
 from headwise.backends.packing import has_function, pack, unpack
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -88,6 +88,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("headwise::attention_backward", mutates_args=(), device_types="cpu")
 def backward_operator(
+    out: Tensor,
+    lse: Tensor,
     grad_out: Tensor,
     grad_lse: Tensor,
     wanted: list[bool],
@@ -109,32 +111,33 @@ def backward_operator(
     tensors = [q, k, v, bias, sinks, gate]
     which = [n for n, x in enumerate(wanted) if x]
 
-    def options(given: gradients.Given) -> Options:
+    def options(given: backward.Given) -> Options:
         bias, sinks, gate = given[3:]
         return replace(o, bias=bias, sinks=sinks, head_gate=gate)
 
     # An operator's body runs below autograd: without its key let in again nothing in here could be differentiated.
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False):
-        found = gradients.recomputed(options, _sizes(q, k, v), tensors, [grad_out, grad_lse], which)
+        found = gradients.recomputed(options, _sizes(q, k, v), tensors, [out, lse], [grad_out, grad_lse], which)
     return [_zeros(tensors[n]) if (x := found[n]) is None else x.contiguous() for n in which]
 
 
 @backward_operator.register_fake
-def _(_out: Tensor, _lse: Tensor, wanted: list[bool], *args: Any) -> list[Tensor]:
+def _(_out: Tensor, _lse: Tensor, _grad_out: Tensor, _grad_lse: Tensor, wanted: list[bool], *args: Any) -> list[Tensor]:
     return [_zeros(x) for x, asked in zip(args[:6], wanted, strict=True) if asked]
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     *tensors, arrays, seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, ctx.dropout_p = inputs
-    ctx.save_for_backward(*tensors, seed, *arrays)
+    ctx.save_for_backward(*output, *tensors, seed, *arrays)
 
 
 def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-    *tensors, seed = (saved := ctx.saved_tensors)[:7]  # unpacked once, as torch.utils.checkpoint wants
-    arrays = list(saved[7:])
+    saved = ctx.saved_tensors  # unpacked once, as torch.utils.checkpoint wants
+    out, lse, *tensors, seed = saved[:9]
+    arrays = list(saved[9:])
     wanted = [x is not None and ctx.needs_input_grad[n] for n, x in enumerate(tensors)]
     rest = (seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, ctx.dropout_p)
-    found = iter(backward_operator(grad_out, grad_lse, wanted, *tensors, arrays, *rest))
+    found = iter(backward_operator(out, lse, grad_out, grad_lse, wanted, *tensors, arrays, *rest))
     no_numbers: list[Any] | None = None if ctx.numbers else []  # torch takes an empty list for one of tensors
     none = ([None] * len(arrays), None, None, no_numbers, None, None, None)
     return *(next(found) if asked else None for asked in wanted), *none

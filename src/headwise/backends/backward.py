@@ -1,0 +1,190 @@
+"""Gradients of attention in torch operations, block after block of queries, from the weights recomputed for each.
+
+    dP = dout V^T    dS = P * (dP - sum_j P dP + dlse)    dQ = scale dS K    dK = scale dS^T Q    dV = P^T dout
+
+(Dao et al., 2022, appendix B.2, with a gradient of lse, dropout between P and V, and a gate on out.) These gradients
+cannot be differentiated themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from headwise.backends import torch as plain
+from headwise.backends.blocks import Block, blocks, key_heads
+from headwise.scores import Options, keep
+from headwise.shapes import Sizes
+
+Tensor = torch.Tensor
+Given = Sequence[Tensor | None]  # q, k, v, bias, sinks, head_gate, and what masks and score functions refer to
+LARGE = 64.0  # of lse: its rounding is 4e-6 of a weight then, in fp32
+VALUES = 1 << 18  # scores in one block: 1 MB in fp32, so that a block stays near the core
+
+
+def gradients(
+    options: Callable[[Given], Options],
+    sizes: Sizes,
+    given: Given,
+    results: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    wanted: Sequence[int],
+) -> list[Tensor | None]:
+    """Gradients of those of `given` that are wanted, from those of the results out [B, H, L, Dv] and lse [B, H, L].
+
+    options: from `given`.
+    """
+    q, k, v = given[:3]
+    assert q is not None and k is not None and v is not None
+    work = plain.work_dtype(q)
+    wide = [x if x is None or not x.is_floating_point() else x.detach().to(work) for x in given]
+    found = [torch.zeros_like(x) if n in wanted and x is not None else None for n, x in enumerate(wide)]
+    problem = _Problem(options, sizes, wide, found, *results, *(g.to(work) for g in grads))
+    for block in blocks(sizes, options(wide).mask, values=VALUES):
+        problem.add(block)
+    return [None if x is None or y is None else x.to(y.dtype) for x, y in zip(found, given, strict=True)]
+
+
+class _Problem:
+    """Everything wide; `found` is added to, block by block."""
+
+    def __init__(
+        self,
+        options: Callable[[Given], Options],
+        sizes: Sizes,
+        given: Given,
+        found: list[Tensor | None],
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        dlse: Tensor,
+    ) -> None:
+        self.options, self.sizes, self.given, self.found = options, sizes, given, found
+        self.dout, self.dlse = dout, dlse
+        o = options(given)
+        # A NaN that is masked goes into the scores, where it is selected away, and into no product with their gradient.
+        self.clean = given[:3]
+        self.finite = all(bool(torch.isfinite(x).all()) for x in given[:3] if x is not None)
+        if not self.finite:
+            self.clean = [x if x is None else torch.where(torch.isfinite(x), x, 0.0) for x in given[:3]]
+        # sum_j P dP is dout . out, where out was not rounded, thinned or gated.
+        exact = out.dtype == dout.dtype and not o.dropout_p and o.head_gate is None
+        self.inner = (dout * out).sum(3) if exact else None  # [B, H, L]
+        # exp(s - lse) has as many digits as lse leaves; with few left, the softmax is worked out once more.
+        some = torch.where(lse == -torch.inf, 0.0, lse)
+        self.lse = some if bool((some.abs() < LARGE).all()) else None
+        # What lies between q . k and the softmax is differentiated by torch, where it is more than a mask.
+        learned = [n for n, x in enumerate(found) if x is not None and n not in (0, 1, 2, 4, 5)]
+        self.learned = learned
+        self.through = bool(learned) or o.softcap is not None or o.score_mod is not None
+
+    def add(self, block: Block) -> None:
+        b, h, i, j = block
+        (q, k, *_), sinks, gate = self.given[:3], *self.given[4:6]
+        assert q is not None and k is not None
+        heads = key_heads(h, self.sizes)
+        o = self.options(self.given)
+        raw = plain.product(q[b, h, i] * o.scale, k[b, heads, j].transpose(2, 3))  # [b, h, l, s]
+        q, k, v = self.clean
+        assert q is not None and k is not None and v is not None
+        q, k, v = q[b, h, i], k[b, heads, j], v[b, heads, j]
+        at = plain.coordinates(block, self.sizes, q.device)
+        leaves = None
+        if self.through:
+            leaves, s = self._differentiable(raw, at, block)
+        else:
+            s = plain.finish(raw, at, block, o, self.sizes)
+        sink = None if sinks is None else sinks[h, None]  # [h, 1]
+        if self.lse is None:
+            p, sink_share = _softmax(s.detach(), sink)
+        else:
+            lse = self.lse[b, h, i]
+            p = (s.detach() - lse[..., None]).exp_()
+            sink_share = None if sink is None else torch.exp(sink - lse)
+        dout, dlse = self.dout[b, h, i], self.dlse[b, h, i]
+        dp = plain.product(dout, v.transpose(2, 3))  # [b, h, l, s]
+        dropped = p
+        if o.dropout_p:
+            kept = keep(o.seed, o.dropout_p, *at, self.sizes).to(p.dtype)
+            factor = kept / (1 - o.dropout_p) if o.dropout_p < 1 else kept * 0.0
+            dropped, dp = p * factor, dp * factor
+        inner = (p * dp).sum(3) if self.inner is None else self.inner[b, h, i]  # [b, h, l]
+        if self.inner is not None and not self.finite:  # out is NaN where a NaN is attended to
+            inner = torch.where(torch.isfinite(inner), inner, (p * dp).sum(3))
+        self._to(5, gate, inner, block)
+        if gate is not None:
+            factor = gate[h, None] if gate.ndim == 1 else gate[b, h, None]  # [h, 1] or [b, h, 1]
+            dout, dp, inner = dout * factor[..., None], dp * factor[..., None], inner * factor
+        share = dlse - inner
+        if self.found[4] is not None and sink_share is not None:
+            self.found[4][h] += (sink_share * share).sum((0, 2))
+        if self.found[2] is not None:
+            self.found[2][b, heads, j] += _summed(dropped, dout, v.shape[1])
+        ds = dp.add_(share[..., None]).mul_(p)
+        if leaves is not None:
+            ds = self._back(s, leaves, ds)
+            ds = ds if self.finite else torch.where(torch.isfinite(raw), ds, 0.0)
+        if self.found[0] is not None:
+            self.found[0][b, h, i] = plain.product(ds, k * o.scale)
+        if self.found[1] is not None:
+            self.found[1][b, heads, j] += _summed(ds, q * o.scale, k.shape[1])
+
+    def _differentiable(self, raw: Tensor, at: Any, block: Block) -> tuple[list[Tensor], Tensor]:
+        """What torch differentiates, raw first, and the scores made of it."""
+        given = list(self.given)
+        with torch.enable_grad():
+            leaves = [raw.detach().requires_grad_()]
+            for n in self.learned:
+                x = given[n]
+                assert x is not None
+                given[n] = x.detach().requires_grad_()
+                leaves.append(given[n])  # type: ignore[arg-type]
+            return leaves, plain.finish(leaves[0], at, block, self.options(given), self.sizes)
+
+    def _back(self, s: Tensor, leaves: list[Tensor], ds: Tensor) -> Tensor:
+        if not s.requires_grad:  # a function that looks at nothing but places
+            return torch.zeros_like(ds)
+        grads: Sequence[Tensor | None] = torch.autograd.grad(s, leaves, ds, allow_unused=True)
+        draw = grads[0]
+        for n, x in zip(self.learned, grads[1:], strict=True):
+            found = self.found[n]
+            if x is not None and found is not None:
+                found += x
+        return torch.zeros_like(ds) if draw is None else draw
+
+    def _to(self, n: int, gate: Tensor | None, inner: Tensor, block: Block) -> None:
+        """The gate's gradient: sum_i dout . out without the gate."""
+        found = self.found[n]
+        if found is None or gate is None:
+            return
+        if gate.ndim == 1:
+            found[block.h] += inner.sum((0, 2))
+        else:
+            found[block.b, block.h] += inner.sum(2)
+
+
+def _softmax(s: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Weights [b, h, l, s] and the sink's share of each row [b, h, l]; nothing in a row that attends to nothing."""
+    top = plain._largest(s)
+    if sink is not None:
+        top = torch.maximum(top, sink)
+    top = torch.where(top == -torch.inf, 0.0, top)
+    p = torch.exp(s - top[..., None])
+    total = p.sum(3)
+    share = None
+    if sink is not None:
+        share = torch.exp(sink - top)
+        total = total + share
+    safe = torch.where(total == 0, 1.0, total)
+    return p / safe[..., None], None if share is None else share / safe
+
+
+def _summed(x: Tensor, y: Tensor, Hkv: int) -> Tensor:
+    """x^T y over the queries of each group: [b, h, l, s] and [b, h, l, n] -> [b, Hkv, s, n]."""
+    b, h, l, s = x.shape
+    group = h // Hkv if Hkv else 0
+    x, y = x.reshape(b, Hkv, group * l, s), y.reshape(b, Hkv, group * l, y.shape[3])
+    return x.transpose(2, 3) @ y
+
