@@ -245,7 +245,7 @@ class Weights:
         cut = [(within(block, chosen), block) for block in self._cut()]
         sinks = self._source.sinks(chosen)
         return checking.check(
-            cut, lambda block: self._source.block(block, chosen), sinks, v, self._out, gate, sizes.group
+            cut, lambda block: self._source.shown(block, chosen), sinks, v, self._out, gate, sizes.group
         )
 
     # how

@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import test_checking
 import test_reading
 import torch
 from hypothesis import assume, given, settings
@@ -100,6 +101,26 @@ def test_what_holds_for_numpys_reads_holds_for_the_kernels(test: Any, args: Any)
     with mock.patch.object(compiled_reads, "SMALL", 0), mock.patch.object(compiled_reads, "read", read):
         test(*args)
     assert calls
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_check_looks_at_what_the_kernels_show(kind: str, dtype: str) -> None:
+    with (
+        mock.patch.object(compiled_reads, "SMALL", 0),
+        mock.patch.object(compiled_reads, "box", wraps=compiled_reads.box) as box,
+    ):
+        for name in ("q", "k", "v", "out", "lse"):
+            test_checking.test_one_value_written_over_is_seen(kind, dtype, name)
+        test_checking.test_large_scores_round_more_and_are_no_false_alarm(kind, dtype, 30)
+        assert box.call_count > 12
+        w = hw.attention(*qkv((1, 2, 1, 31, 43, 7, 5), kind, dtype), weights=True)[1]
+    wrong = mock.patch.object(compiled_reads, "box", lambda *args: 1.01 * _box(*args))
+    with mock.patch.object(compiled_reads, "SMALL", 0), wrong:
+        assert not w.check().ok
+
+
+_box = compiled_reads.box
 
 
 def test_more_of_the_largest_than_the_kernels_look_for() -> None:

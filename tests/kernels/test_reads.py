@@ -150,6 +150,20 @@ def test_every_option_compiled(name):
     hold(c, everything(c, 400), compiled_sums(c, everything(c, 400)), TOLERANCE["float32"])
 
 
+@pytest.mark.parametrize("sizes", [SIZES["several blocks"], (2, 4, 2, 131, 263, 19)])
+def test_mass_alone_leaves_out_what_no_pair_meets(sizes):
+    c = case(sizes, "float32", "causal")
+    L, S = c.sizes.L, c.sizes.S
+    wanted = Wanted(sets=[tuple(np.array(x) for x in p) for p in (([L - 1, L - 1], [0, 2]), ([3], [S - 2, S - 1]))])
+    c.lse[:, :, 5 : L - 1] = np.nan  # rows that nobody asks for
+    found = [compiled_sums(c, wanted)]
+    if L < 99:
+        found.append(interpret(c, wanted, GEOMETRIES["avx2"]))
+    for sums in found:
+        near = TOLERANCE["float32"]
+        np.testing.assert_allclose(sums.mass, reference.mass(c.weights, wanted.sets), rtol=0, atol=near)
+
+
 def test_some_batch_entries_and_heads():
     c = case((3, 4, 2, 31, 43, 7), "float32", "offsets", norms=True)
     whole, some = compiled_sums(c, everything(c)), compiled_sums(c, everything(c), range(1, 3), range(1, 4))

@@ -35,14 +35,20 @@ class Recompute:
 
     def box(self, block: Block, weights: bool) -> Any:
         """A box [b, h, l, s] of the weights, or of the scores, in q's library; differentiable where q is."""
-        if int(np.prod([x.stop - x.start for x in block])) >= compiled_reads.SMALL:
-            args = self.options, self.sizes
-            if compiled_reads.box_reason(self.q, self.k, self.lse, *args) is None:
-                try:
-                    return compiled_reads.box(self.q, self.k, block, self._rows(block[:3]) if weights else None, *args)
-                except TraceError:
-                    pass
-        return self.product(block, weights)
+        found = self._by_kernel(block, weights)
+        return self.product(block, weights) if found is None else found
+
+    def _by_kernel(self, block: Block, weights: bool) -> Any:
+        """The same by a compiled kernel; None where it cannot, or where it does not pay."""
+        if int(np.prod([x.stop - x.start for x in block])) < compiled_reads.SMALL:
+            return None
+        args = self.options, self.sizes
+        if compiled_reads.box_reason(self.q, self.k, self.lse, *args) is not None:
+            return None
+        try:
+            return compiled_reads.box(self.q, self.k, block, self._rows(block[:3]) if weights else None, *args)
+        except TraceError:
+            return None
 
     def product(self, block: Block, weights: bool) -> Any:
         """The same by matrix products of q's library: whole groups together, a cut group by itself."""
@@ -71,6 +77,12 @@ class Recompute:
         s = to_numpy(self.product(block, weights=False))
         with np.errstate(all="ignore"):
             return self._exp(s, block[:3], (..., None)), s
+
+    def shown(self, block: Block, chosen: tuple[range, range]) -> tuple[np.ndarray, np.ndarray]:
+        """The same, as a slice of the weights shows them."""
+        place = within(block, chosen)
+        A, s = self._by_kernel(place, True), self._by_kernel(place, False)
+        return self.block(block, chosen) if A is None or s is None else (to_numpy(A), to_numpy(s))
 
     def rows(self, chosen: tuple[range, range]) -> tuple[np.ndarray, np.ndarray | None]:
         """lse and what it lacks (None where that is nothing), [b, h, L]."""
@@ -113,7 +125,7 @@ class Recompute:
             for block in blocks(self.sizes, self.options.mask):
                 b, h, i, _ = block
                 if far[b, h, i].any():
-                    s = to_numpy(self.product(block, weights=False))
+                    s = to_numpy(self.box(block, weights=False))
                     total = np.exp(s - lse[b, h, i][..., None]).sum(3, dtype=np.float64)
                     if sinks is not None:
                         total += np.exp(sinks[h, None] - lse[b, h, i])

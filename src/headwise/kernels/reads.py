@@ -42,6 +42,11 @@ class Reads(Program):
 
     name = "reads"
 
+    @property
+    def only_mass(self) -> bool:
+        """Whether blocks that no pair of sets meets can be left out."""
+        return self.mass and not (self.rows or self.columns or self.diagonals or self.pools or self.top)
+
     def pair(self, geometry: Geometry) -> bool:
         return geometry.dots and self.dtype == "bf16"
 
@@ -148,6 +153,8 @@ class _Program(Summing):
             for block in m.range(0, blocks):
                 lo, hi, whole_lo, whole_hi = self.span(task.b, first + block)
                 lo, hi = m.max(lo, j), m.min(hi, j + nk)
+                if self.s.only_mass:
+                    hi = m.select(self.has_pair(first + block, j // KB), hi, lo)
                 for _ in m.when(lo < hi):
                     part = m.select((lo < whole_lo) | (hi > whole_hi), m.scalar(1), m.scalar(0))
                     place = Place(task.b, task.h, (first + block) * self.QB, lo)

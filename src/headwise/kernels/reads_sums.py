@@ -114,16 +114,29 @@ class Summing:
         """What each query gives to the keys of pair p, in f64."""
         return (state + self.A["mass_at"]).to("f64") + p * self.QB
 
+    def has_pair(self, block: Value, key_block: Value) -> Value:
+        """Whether a pair has queries and keys in these blocks."""
+        m, A = self.m, self.A
+        found = m.var(m.scalar(0))
+        for p in m.range(0, A["pairs"]):
+            for _ in m.when(self.meets(p, block, key_block)):
+                found.v = m.scalar(1)
+        return found.v == 1
+
+    def meets(self, p: Value, block: Value, key_block: Value) -> Value:
+        m, A = self.m, self.A
+        queries = A["set_query_cuts"] + (p * A["query_cuts"] + block)
+        keys = A["set_key_cuts"] + (p * A["key_cuts"] + key_block)
+        return (m.get(queries) < m.get(queries + 1)) & (m.get(keys) < m.get(keys + 1))
+
     def mass(self, place: Place, key_block: Value, nk: Value, state: Pointer) -> None:
         """Adds the columns of each pair's keys, where one of its queries is in the block."""
         m, A = self.m, self.A
         for p in m.range(0, A["pairs"]):
-            queries = A["set_query_cuts"] + (p * A["query_cuts"] + place.i // self.QB)
             keys = A["set_key_cuts"] + (p * A["key_cuts"] + key_block)
-            first, stop = m.get(keys), m.get(keys + 1)
-            for _ in m.when((m.get(queries) < m.get(queries + 1)) & (first < stop)):
+            for _ in m.when(self.meets(p, place.i // self.QB, key_block)):
                 acc = [m.var(self.zero) for _ in range(self.nv)]
-                for at in m.range(first, stop):
+                for at in m.range(m.get(keys), m.get(keys + 1)):
                     j = m.get(A["set_keys"] + at) - place.j
                     for _ in m.when((j >= 0) & (j < nk)):
                         for v, x in enumerate(acc):
