@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import headwise as hw
 from headwise import reference
+from headwise.backends import backward
 from headwise.nn import MultiHeadAttention, attending
 
 FLOAT_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -216,7 +217,8 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_nothing_of_l_by_s() -> None:
+def test_nothing_of_l_by_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward, "VALUES", 1 << 13)
     layer, _ = made("grouped", torch.float32)
     x = torch.randn(1, 211, 12)
     with small_blocks(values=1 << 13, rows=13), Largest() as seen:
