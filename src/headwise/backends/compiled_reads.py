@@ -66,7 +66,8 @@ def read(
     problem, call, (q, k), alive = _problem(q, k, options, sizes)
     lse, rest = rows
     offset = np.reshape(np.asarray(offset, np.int64), -1)
-    if int(np.abs(offset).max()) + sizes.L + sizes.S >= FAR["f64" if problem.dtype == "f64" else "f32"]:
+    far = int(np.abs(offset).max()) + sizes.L + sizes.S
+    if ask.distance and far >= FAR["f64" if problem.dtype == "f64" else "f32"]:
         raise TraceError("read: a position is too far from the keys for fp32")
     kept = {"total": ask.entropy or ask.distance, "mean": ask.entropy, "far": ask.distance, "seen": sinks is not None}
     reach = None
