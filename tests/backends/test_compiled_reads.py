@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 from typing import Any
 from unittest import mock
@@ -242,3 +244,55 @@ def test_no_pass_makes_an_array_of_all_places() -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 12 << 20, (ask, peak)
+
+
+GUARDED = """
+import ctypes, mmap, os
+import numpy as np
+import headwise as hw
+from headwise.backends import compiled_reads
+compiled_reads.SMALL = 0
+libc = ctypes.CDLL(None, use_errno=True)
+kept = []
+def guarded(x):
+    pages = -(-x.nbytes // mmap.PAGESIZE) + 1
+    memory = mmap.mmap(-1, pages * mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    end = start + (pages - 1) * mmap.PAGESIZE
+    assert libc.mprotect(ctypes.c_void_p(end), mmap.PAGESIZE, 0) == 0
+    y = np.frombuffer(memory, x.dtype, x.size, end - start - x.nbytes).reshape(x.shape)
+    y[...] = x
+    kept.append(memory)
+    return y
+r = np.random.default_rng(0)
+zeros, empty, guard = np.zeros, np.empty, []
+def made(real):
+    def make(shape, dtype=float):
+        x = real(shape, dtype)
+        return guarded(x) if guard and x.size and x.dtype.kind in "fi" else x
+    return make
+np.zeros, np.empty = made(zeros), made(empty)
+for dtype in ("float32", "float16"):
+    for L, S, D in ((67, 37, 7), (1, 139, 16)):
+        B, H = 2, 2
+        q, k = (guarded(r.standard_normal(x).astype(dtype)) for x in ((B, H, L, D), (B, H, S, D)))
+        for o in ({}, {"mask": hw.causal() & hw.keys(guarded(r.random((B, S)) < .7))}, {"bias": guarded(
+            r.standard_normal((B, H, L, S)).astype("f4")), "sinks": guarded(r.standard_normal(H))}):
+            w = hw.attention(q, k, k, **o, weights=True)[1]
+            sets = [([0, L - 1], [0, S - 1]), (range(L), range(S))]
+            ask = dict(offsets=L + S, distance=True, top_k=3, mass=sets, pooled=[(1, 1), (L, S, "max"), (1, S)])
+            guard.append(1)
+            w.read(entropy=True, received=True, **ask, backend="compiled")
+            w.read(received=True, **ask, value_norms=guarded(r.random(S)), backend="compiled")
+            w.read(mass=sets, backend="compiled")
+            w[0, 1], w[1, 0, L - 1], w.scores[:, :, :, S - 1]
+            guard.clear()
+print("untouched")
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs mprotect")
+def test_buffers_that_end_at_an_unreadable_page() -> None:
+    done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "untouched\n", done.stderr[-2000:]
