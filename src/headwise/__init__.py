@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headwise.kernels.thread_count import get_num_threads, set_num_threads
     from headwise.masks import Mask, causal, dense, documents, key_lengths, keys, mask_mod, prefix, window
     from headwise.models.ablate import ablate
+    from headwise.models.generation import generation_cache
     from headwise.models.replace import replace
     from headwise.models.watch import watch
     from headwise.weights import Weights
@@ -28,6 +29,7 @@ __all__ = [
     "causal",
     "dense",
     "documents",
+    "generation_cache",
     "get_num_threads",
     "key_lengths",
     "keys",
@@ -47,6 +49,7 @@ _HOME = {
     "kernels.thread_count": ["get_num_threads", "set_num_threads"],
     "masks": ["Mask", "causal", "dense", "documents", "key_lengths", "keys", "mask_mod", "prefix", "window"],
     "models.ablate": ["ablate"],
+    "models.generation": ["generation_cache"],
     "models.replace": ["replace"],
     "models.watch": ["watch"],
     "weights": ["Weights"],
