@@ -36,7 +36,7 @@ def generation_cache(model: Any, make: Callable[[], KVCache] = KVCache) -> Cache
     """
     if not hasattr(getattr(model, "config", None), "get_text_config"):
         raise TypeError(f"generation_cache: model must be a Hugging Face decoder; got {type(model).__name__}")
-    found = make() if callable(make) else make
+    found: Any = make() if callable(make) else make
     if not isinstance(found, KVCache):
         found_name = type(found).__name__
         raise TypeError(f"generation_cache: make must make a KVCache, as KVCache itself does; got {found_name}")
