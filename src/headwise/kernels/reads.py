@@ -246,16 +246,24 @@ class _Program(Summing):
 
     def scores(self, k: Pointer, k_stride: Value, nk: Value, state: Pointer) -> None:
         """S[j, :] = scale K[j] . Q."""
-        m, rows, s = self.m, self.tile_rows, self.s
+        m, s, full = self.m, self.s, self.tile_rows
         line = 64 // KINDS[s.dtype]
-        for j in m.range(0, nk, rows):
+
+        def tile(j: Value, rows: int) -> None:
             places = [k + m.min(nk - 1, j + r) * k_stride for r in range(rows)]  # past the end: the last key again
             if not self.packed:
                 for place in places:
                     for d in range(0, min(s.D, 8 * line), line):
-                        m.prefetch(place + (k_stride * rows + d))
+                        m.prefetch(place + (k_stride * full + d))
             found = self.tile(places, state)
             m.store_block([[x * self.scale for x in row] for row in found], self.S + j * self.QB, self.QB)
+
+        whole = nk // full * full
+        for j in m.range(0, whole, full):
+            tile(j, full)
+        for _ in m.when(whole < nk):
+            for few in m.either(nk - whole <= 2):  # 128 keys are 21 times 6, and 2
+                tile(whole, min(2, full) if few else full)
 
     def tile(self, places: list[Pointer], Q: Pointer) -> Block:
         """A few keys' products with all queries."""
