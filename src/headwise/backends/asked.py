@@ -85,6 +85,7 @@ def means(ask: Ask, result: Reads, total: Any, lengths: tuple[int, int]) -> None
         result.distance = np.divide(result.distance, total, out=np.zeros_like(total), where=total > 0)
     for n, (r, c, how) in enumerate(ask.pooled):
         if how == "mean":
-            rows = np.add.reduceat(full.astype(np.int64), edges(L, r), axis=2)  # [B, H, r]
+            counted = full[:1, :1] if full.all() else full  # the same for all
+            rows = np.add.reduceat(counted.astype(np.int64), edges(L, r), axis=2)  # [B or 1, H or 1, r]
             columns = np.diff(np.append(edges(S, c), S))  # [c]
-            result.pooled[n] = result.pooled[n] / np.maximum(rows[..., None] * columns, 1)
+            result.pooled[n] /= np.maximum(rows[..., None] * columns, 1)

@@ -188,7 +188,7 @@ class _Program(Summing):
                 turned = [[r] for r in m.transpose(rows)[:words]]
                 m.store_block(turned, state + (d // self.each * self.QB + v * n), self.QB)
         for g in range(len(self.s.pools)):
-            for x in m.range(0, self.A[f"stride{g}"]):
+            for x in m.range(*self.touched(task, block, g)):
                 m.store_block([[self.zero] * self.nv], state + (self.A[f"at{g}"] + x * self.QB), self.QB)
         if self.s.mass:
             for p in m.range(0, self.A["pairs"]):

@@ -226,19 +226,25 @@ class Pass:
             inside = slice(self.lanes, self.lanes + 2 * wanted.reach + 1)
             found.diagonals = values["diagonals"][..., inside].sum(2)[..., ::-1]
         for g, (r, c, op) in enumerate(wanted.pools):
-            cells, start = np.zeros((*self.shape, r, c)), 0
-            for first, stop in (self._cells(r, chunk) for chunk in range(self.chunks)):
-                piece = values[f"cells{g}"][..., start : start + stop - first, :c]
-                here = cells[..., first:stop, :]
-                (np.add if op == "add" else np.maximum)(here, piece, out=here)
-                start += stop - first
-            found.pools.append(cells)
+            found.pools.append(self._joined(values[f"cells{g}"][..., :c], r, np.add if op == "add" else np.maximum))
         if wanted.sets is not None:
             found.mass = values["mass"][..., 0].sum(2)
         if wanted.k_largest:
             top, keys = (np.moveaxis(values[x][..., : sizes.L], 2, 3) for x in ("top", "top_keys"))
             found.largest = top, keys
         return found
+
+
+    def _joined(self, pieces: np.ndarray, r: int, combine: np.ufunc) -> np.ndarray:
+        """A grid [b, h, r, c] from the rows of each chunk, one chunk after the other."""
+        if self.chunks == 1:
+            return pieces
+        cells, start = np.zeros((*self.shape, r, pieces.shape[-1])), 0
+        for first, stop in (self._cells(r, chunk) for chunk in range(self.chunks)):
+            here = cells[..., first:stop, :]
+            combine(here, pieces[..., start : start + stop - first, :], out=here)
+            start += stop - first
+        return cells
 
 
 class Job:

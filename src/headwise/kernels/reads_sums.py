@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ class Task(NamedTuple):
     k: Pointer
 
 
-class Summing:
+class Summing(ABC):
     """The steps, one for each read; `state` is where a block of queries keeps its own."""
 
     m: Machine
@@ -32,6 +33,10 @@ class Summing:
     QB: int
     S: Pointer  # P' [keys, QB]
     zero: Value
+
+    @abstractmethod
+    def span(self, b: Value, block: Value) -> tuple[Value, Value, Value, Value]:
+        """Keys seen by any query of a block: start, stop; seen by all: whole start, whole stop."""
 
     def norms(self, task: Task) -> Pointer:
         A = self.A
@@ -86,6 +91,13 @@ class Summing:
             m.store_block([[x.v for x in acc]], at, self.QB)
             edge.v = end
 
+    def touched(self, task: Task, block: Value, g: int) -> tuple[Value, Value]:
+        """Between which of a grid's columns, in whole vectors, the keys of a block of queries lie."""
+        n, A = self.n, self.A
+        lo, hi, _, _ = self.span(task.b, block)
+        first, last = lo * A[f"c{g}"] // A["keys"], self.m.max(hi - 1, 0) * A[f"c{g}"] // A["keys"]
+        return first // n * n, (last // n + 1) * n
+
     def end_pool(self, task: Task, block: Value, g: int, op: str, state: Pointer) -> None:
         """cells[row of i, :] (+)= T[:, i]."""
         m, n, A = self.m, self.n, self.A
@@ -96,7 +108,7 @@ class Summing:
             for lane in range(n):  # past the last query: zeros, to the last row
                 i = m.min(A["queries"] - 1, block * self.QB + v * n + lane)
                 rows.append(base + (i * A[f"r{g}"] // A["queries"] + shift) * A[f"stride{g}"])
-            for x in m.range(0, A[f"stride{g}"], n):
+            for x in m.range(*self.touched(task, block, g), n):
                 at = state + (A[f"at{g}"] + x * self.QB + v * n)
                 for row, found in zip(rows, m.transpose([m.load(at + r * self.QB) for r in range(n)]), strict=True):
                     if op == "add":
