@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headwise.backends.onnx import onnx_translations
     from headwise.functional import attention, multi_head_attention
+    from headwise.heads.importance import importance
     from headwise.kernels.thread_count import get_num_threads, set_num_threads
     from headwise.masks import Mask, causal, dense, documents, key_lengths, keys, mask_mod, prefix, window
     from headwise.models.ablate import ablate
+    from headwise.models.files import open
     from headwise.models.generation import generation_cache
     from headwise.models.replace import replace
     from headwise.models.watch import watch
@@ -31,11 +33,13 @@ __all__ = [
     "documents",
     "generation_cache",
     "get_num_threads",
+    "importance",
     "key_lengths",
     "keys",
     "mask_mod",
     "multi_head_attention",
     "onnx_translations",
+    "open",
     "prefix",
     "replace",
     "set_num_threads",
@@ -46,9 +50,11 @@ __all__ = [
 _HOME = {
     "backends.onnx": ["onnx_translations"],
     "functional": ["attention", "multi_head_attention"],
+    "heads.importance": ["importance"],
     "kernels.thread_count": ["get_num_threads", "set_num_threads"],
     "masks": ["Mask", "causal", "dense", "documents", "key_lengths", "keys", "mask_mod", "prefix", "window"],
     "models.ablate": ["ablate"],
+    "models.files": ["open"],
     "models.generation": ["generation_cache"],
     "models.replace": ["replace"],
     "models.watch": ["watch"],

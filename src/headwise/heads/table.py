@@ -1,0 +1,46 @@
+"""A plain table: a list of dicts, one a row, that can be written down elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Table(list[dict[str, Any]]):
+    """Rows as dicts. None stands for what is not defined or was not measured.
+
+    >>> rows = Table([{"layer": 0, "head": 1, "kind": "first"}, {"layer": 0, "head": 2, "lag": -3}])
+    >>> rows.columns
+    ['layer', 'head', 'kind', 'lag']
+    """
+
+    @property
+    def columns(self) -> list[str]:
+        """All keys of the rows, in the order in which they first appear."""
+        return list(dict.fromkeys(name for row in self for name in row))
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the table as CSV (RFC 4180, UTF-8): a header, one line a row, nothing for None. Returns the path.
+
+        Raises OSError where the path cannot be written.
+        """
+        path = Path(path)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, restval="")
+            writer.writeheader()
+            writer.writerows(self)
+        return path
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas.DataFrame. Raises ImportError where pandas is not installed."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise ImportError(
+                "table: to_pandas needs pandas, which is not installed; pip install pandas, "
+                "or use to_csv(path), or the rows as they are"
+            ) from error
+        return pandas.DataFrame(list(self), columns=self.columns)
