@@ -15,72 +15,14 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from headwise import bench
-from headwise.bench import DOCUMENTS, WINDOW, Row, alibi_slopes
+from headwise.bench import DOCUMENTS, WINDOW, Call, Cannot, Row, alibi_slopes, bias, hidden, torch_sdpa, torch_tensors
 
-Call = Callable[[], Any]
 LARGE = 4 << 30  # bytes
-TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}
-
-
-class Cannot(Exception):
-    """A peer cannot do a row."""
-
-
-def hidden(row: Row) -> np.ndarray | None:
-    """The row's mask written out, True = may attend; for peers that have no better way to say it."""
-    i, j = np.arange(row.L)[:, None] + row.S - row.L, np.arange(row.S)
-    if row.kind == "causal":
-        return j <= i
-    if row.kind == "window":
-        return (j <= i) & (j > i - WINDOW)
-    if row.kind == "documents":
-        return (j * DOCUMENTS // row.S) == (i * DOCUMENTS // row.S)
-    return None
-
-
-def bias(row: Row) -> np.ndarray | None:
-    """What is added to the scores, for peers that take an array."""
-    if row.kind == "bias":
-        return np.asarray(bench.options(row, np.random.default_rng(1)).bias)
-    if row.kind == "alibi":
-        distance = np.abs(np.arange(row.L)[:, None] - np.arange(row.S))
-        return (-alibi_slopes(row.H)[:, None, None] * distance).astype(np.float32)[None]
-    return None
-
-
-def torch_tensors(arrays: list[np.ndarray]) -> list[Any]:
-    import torch
-
-    bfloat16 = arrays[0].dtype.name == "bfloat16"
-    return [torch.from_numpy(x.astype(np.float32)).to(torch.bfloat16 if bfloat16 else torch.float32) for x in arrays]
-
-
-def torch_sdpa(row: Row, arrays: list[np.ndarray]) -> Call:
-    import torch
-
-    q, k, v = torch_tensors(arrays)
-    if row.kind == "softcap":
-        raise Cannot("no softcap")
-    allowed, added = hidden(row), bias(row)
-    mask = None
-    if row.kind not in ("", "causal") or (row.kind == "causal" and row.L != row.S):
-        mask = torch.from_numpy(allowed if allowed is not None else added)
-        mask = mask if allowed is not None else mask.to(q.dtype)
-    causal = row.kind == "causal" and row.L == row.S
-
-    def call() -> Any:
-        with torch.no_grad():
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=row.Hkv != row.H
-            )
-
-    return call
 
 
 def flex_attention(row: Row, arrays: list[np.ndarray]) -> Call:
@@ -239,23 +181,17 @@ PEERS = {
 THREADS = 1
 
 
-def as_float(x: Any) -> np.ndarray:
-    if hasattr(x, "float") and hasattr(x, "numpy"):
-        x = x.float().numpy()
-    return np.asarray(x).astype(np.float32)
-
-
 def contenders(row: Row, dtype: str, peers: list[str]) -> tuple[dict[str, Call], dict[str, str]]:
     """Those who do the row right, headwise first, and why the others do not."""
     arrays = bench.arrays(row, bench._dtype(dtype))
     found: dict[str, Call] = {"headwise": bench.headwise(row, *arrays)}
-    expected = as_float(found["headwise"]())
+    expected = bench.as_float(found["headwise"]())
     left_out = {}
     for name in peers:
         try:
             call = PEERS[name](row, arrays)
-            error = float(np.abs(as_float(call()) - expected).max())
-            if not error < TOLERANCE[dtype]:
+            error = float(np.abs(bench.as_float(call()) - expected).max())
+            if not error < bench.TOLERANCE[dtype]:
                 raise Cannot(f"differs by {error:.1e}")
             found[name] = call
         except Cannot as reason:
@@ -268,7 +204,7 @@ def contenders(row: Row, dtype: str, peers: list[str]) -> tuple[dict[str, Call],
 def main() -> None:
     global THREADS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", choices=TOLERANCE, default="float32")
+    parser.add_argument("--dtype", choices=bench.TOLERANCE, default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each contender of a row")

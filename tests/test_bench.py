@@ -44,3 +44,14 @@ def test_what_the_machine_can_do_is_measured():
     assert "GF/s of multiply-adds" in lines[0]
     assert "of the peak" in lines[1]
     assert "of the reads" in lines[2]
+    assert all("torch takes" in line for line in lines[1:])
+
+
+def test_a_peer_that_cannot_do_a_row_or_is_wrong_says_so(monkeypatch):
+    row = Row("x", 1, 2, 2, 16, 16, 8, "softcap")
+    try:
+        assert "torch: no softcap" in list(bench.lines("float32", 1, [row]))[1]
+        monkeypatch.setattr(bench, "torch_sdpa", lambda row, arrays: lambda: np.zeros((1, 2, 16, 8)))
+        assert "torch: differs by" in list(bench.lines("float32", 1, [row]))[1]
+    finally:
+        thread_count.set_num_threads(None)

@@ -1,5 +1,5 @@
-"""Times attention on shapes of real models, beside whoever else is there; `benchmarks/attention.py` brings the
-peers.
+"""Times attention on shapes of real models, beside torch's own where it is there; `benchmarks/attention.py` brings the
+other peers.
 
 Contenders take turns, so that all see the same machine: a rest first (idle threads of other libraries go on spinning
 for some milliseconds), a call to wake up, then timed calls. A turn in which this process had to wait for a CPU that
@@ -132,6 +132,61 @@ def headwise(row: Row, q: Any, k: Any, v: Any) -> Call:
     return lambda: compiled.attention(q, k, v, o, row.sizes)[0]
 
 
+class Cannot(Exception):
+    """A peer cannot do a row."""
+
+
+def hidden(row: Row) -> np.ndarray | None:
+    """The row's mask written out, True = may attend; for peers that have no better way to say it."""
+    i, j = np.arange(row.L)[:, None] + row.S - row.L, np.arange(row.S)
+    if row.kind == "causal":
+        return np.less_equal(j, i)
+    if row.kind == "window":
+        return np.less_equal(j, i) & np.greater(j, i - WINDOW)
+    if row.kind == "documents":
+        return np.equal(j * DOCUMENTS // row.S, i * DOCUMENTS // row.S)
+    return None
+
+
+def bias(row: Row) -> np.ndarray | None:
+    """What is added to the scores, for peers that take an array."""
+    if row.kind == "bias":
+        return np.asarray(options(row, np.random.default_rng(1)).bias)
+    if row.kind == "alibi":
+        distance = np.abs(np.arange(row.L)[:, None] - np.arange(row.S))
+        return np.asarray(-alibi_slopes(row.H)[None, :, None, None] * distance, np.float32)
+    return None
+
+
+def torch_tensors(arrays: list[np.ndarray]) -> list[Any]:
+    import torch
+
+    bfloat16 = arrays[0].dtype.name == "bfloat16"
+    return [torch.from_numpy(x.astype(np.float32)).to(torch.bfloat16 if bfloat16 else torch.float32) for x in arrays]
+
+
+def torch_sdpa(row: Row, arrays: list[np.ndarray]) -> Call:
+    import torch
+
+    q, k, v = torch_tensors(arrays)
+    if row.kind == "softcap":
+        raise Cannot("no softcap")
+    allowed, added = hidden(row), bias(row)
+    mask = None
+    if row.kind not in ("", "causal") or (row.kind == "causal" and row.L != row.S):
+        mask = torch.from_numpy(allowed if allowed is not None else added)
+        mask = mask if allowed is not None else mask.to(q.dtype)
+    causal = row.kind == "causal" and row.L == row.S
+
+    def call() -> Any:
+        with torch.no_grad():
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=row.Hkv != row.H
+            )
+
+    return call
+
+
 @dataclass
 class Timing:
     """Seconds of one contender, a median for each turn."""
@@ -183,23 +238,67 @@ def ratio(of: Timing, to: Timing) -> float:
     return statistics.median(x / y for x, y in zip(of.turns, to.turns, strict=True))
 
 
+TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}
+
+
+def as_float(x: Any) -> np.ndarray:
+    if hasattr(x, "float") and hasattr(x, "numpy"):
+        x = x.float().numpy()
+    return np.asarray(x).astype(np.float32)
+
+
 def lines(dtype: str, number: int, rows: Sequence[Row] = ROWS) -> Iterator[str]:
-    """The compiled kernels alone, held against the machine."""
+    """The compiled kernels, held against the machine and, where it is installed, against torch's own attention."""
     from headwise.kernels import measure
     from headwise.kernels.thread_count import set_num_threads
 
     set_num_threads(number)
     peak, read = measure.peak("bf16" if dtype == "bfloat16" else "f32", number), measure.bandwidth(number)
     yield f"{dtype}, {number} threads: {peak / 1e9:.0f} GF/s of multiply-adds, {read / 1e9:.1f} GB/s read"
-    for row in rows:
-        q, k, v = arrays(row, _dtype(dtype))
-        seconds = race({"headwise": headwise(row, q, k, v)})["headwise"].median
-        if row.decodes:
-            speed = row.bytes(q.itemsize) / seconds
-            yield f"{row.name:18} {1e3 * seconds:9.3f} ms {speed / 1e9:7.1f} GB/s {speed / read:5.2f} of the reads"
-        else:
-            speed = row.operations / seconds
-            yield f"{row.name:18} {1e3 * seconds:9.3f} ms {speed / 1e9:7.0f} GF/s {speed / peak:5.2f} of the peak"
+    with _torch_threads(number) as torch_there:
+        for row in rows:
+            q, k, v = arrays(row, _dtype(dtype))
+            contenders, peer = {"headwise": headwise(row, q, k, v)}, ""
+            if torch_there:
+                try:
+                    contenders["torch"] = _agreeing(torch_sdpa(row, [q, k, v]), contenders["headwise"], dtype)
+                except Cannot as reason:
+                    peer = f"  torch: {reason}"
+            found = race(contenders)
+            if "torch" in found:
+                peer = f"  torch takes {ratio(found['torch'], found['headwise']):.1f} times as long"
+            seconds = found["headwise"].median
+            if row.decodes:
+                speed = row.bytes(q.itemsize) / seconds
+                words = f"{speed / 1e9:7.1f} GB/s {speed / read:5.2f} of the reads"
+            else:
+                speed = row.operations / seconds
+                words = f"{speed / 1e9:7.0f} GF/s {speed / peak:5.2f} of the peak "
+            yield f"{row.name:18} {1e3 * seconds:9.3f} ms {words}{peer}"
+
+
+def _agreeing(call: Call, headwise: Call, dtype: str) -> Call:
+    """The call, once its result is known to be headwise's."""
+    error = float(np.abs(as_float(call()) - as_float(headwise())).max())
+    if not error < TOLERANCE[dtype]:
+        raise Cannot(f"differs by {error:.1e}")
+    return call
+
+
+@contextlib.contextmanager
+def _torch_threads(number: int) -> Iterator[bool]:
+    """torch on as many threads; False where it is not installed."""
+    try:
+        import torch
+    except ImportError:
+        yield False
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield True
+    finally:
+        torch.set_num_threads(before)
 
 
 def no_bfloat16() -> str | None:
