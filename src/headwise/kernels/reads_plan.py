@@ -19,7 +19,7 @@ from headwise.kernels.thread_count import get_num_threads
 from headwise.kernels.tile import KINDS, Geometry
 
 TOGETHER = 4  # blocks of queries that share a block of keys
-NUMBERS = 1 << 16  # of scratch memory, beyond which they are taken one by one
+NUMBERS = 1 << 17  # of scratch memory, beyond which they are taken one by one
 
 
 @dataclass(frozen=True)
