@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from headwise import masks
 from headwise.models.carrier import Plan
 from headwise.models.interface import Seen
 from headwise.scores import Options
@@ -52,6 +53,11 @@ class Call:
         """The position after the last key."""
         return self.at + self.k.shape[2]
 
+    @property
+    def one_text(self) -> bool:
+        """Whether keys and queries stand at the same places of one text."""
+        return (self.start, self.L) == (self.key_start, self.end - self.key_start)
+
     def weights(self) -> Weights:
         """The lazy weights [B, H, L, S] of all steps together."""
         q, out, lse = _joined(self.q, 2), _joined(self.out, 2), _joined(self.lse, 2)
@@ -81,11 +87,16 @@ class Call:
         return real if real.shape[1] == n else None
 
 
-def new_call(seen: Seen) -> Call:
-    """What is kept of an attention call: q, k, v, lse and the output, detached."""
+def new_call(seen: Seen, chosen: list[int] | None = None) -> Call:
+    """What is kept of an attention call: q, k, v, lse and the output, detached; of all heads or of the chosen ones."""
     w, plan, cross = seen.weights, seen.plan, seen.place.cross
     q, k, v, out, lse = (x.detach() for x in (w._q, w._k, w._v, w._out, w._lse))
     options = _detached(w._options)
+    if chosen is not None:
+        group = w._sizes.group
+        q, out, lse = (x[:, chosen] for x in (q, out, lse))
+        k, v = (x[:, [h // group for h in chosen]] for x in (k, v))  # each its own: a choice may cut a group anywhere
+        options = _chosen(options, chosen)
     ids = seen.run.ids
     key_start = 0 if plan is None else plan.kv_offset
     return Call(
@@ -108,9 +119,9 @@ def new_call(seen: Seen) -> Call:
     )
 
 
-def add_call(calls: list[Call], seen: Seen) -> None:
+def add_call(calls: list[Call], seen: Seen, chosen: list[int] | None = None) -> None:
     """Appends an attention call to its layer's, or joins it to the last one."""
-    new = new_call(seen)
+    new = new_call(seen, chosen)
     order = _continuation(calls[-1], new) if calls else None
     if order is not None:
         join(calls[-1], new, order)
@@ -226,6 +237,16 @@ def _share_keys(calls: list[Call], new: Call) -> None:
 def _detached(options: Options) -> Options:
     sinks = None if options.sinks is None else options.sinks.detach()
     return replace(options, sinks=sinks, bias=None if options.bias is None else options.bias.detach())
+
+
+def _chosen(options: Options, heads: list[int]) -> Options:
+    """The options of some heads: only sinks, a bias and a mask that a model wrote out itself differ by head."""
+    bias, mask, sinks = options.bias, options.mask, options.sinks
+    if bias is not None and bias.shape[1] > 1:
+        bias = bias[:, heads]
+    if isinstance(mask, masks._Dense) and mask.array.ndim >= 3 and mask.array.shape[-3] > 1:
+        mask = masks.dense(mask.array[..., heads, :, :])
+    return replace(options, bias=bias, mask=mask, sinks=None if sinks is None else sinks[heads])
 
 
 def _joined(pieces: list[Tensor], axis: int) -> Tensor:

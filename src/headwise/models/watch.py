@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.models.calls import Call, add_call
 from headwise.models.interface import Seen, Session
+from headwise.models.kept import ReadCall, keep_of, read_call
+from headwise.models.kept_text import KeptTokenizer
+from headwise.reading import Reads
 from headwise.weights import Check, Weights
 
 if TYPE_CHECKING:
@@ -16,7 +22,15 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def watch(model: Any, tokenizer: Any = None) -> Iterator[Heads]:
+def watch(
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    keep: Any = "weights",
+    layers: Iterable[int] | int | None = None,
+    heads: Iterable[Any] | int | None = None,
+    file: str | os.PathLike[str] | None = None,
+) -> Iterator[Heads]:
     """Watches the heads of any Hugging Face model whose attention goes through transformers' attention interface.
 
     B batch, H query heads, L queries, S keys. Inside the block the model's outputs equal its own eager ones within
@@ -27,10 +41,18 @@ def watch(model: Any, tokenizer: Any = None) -> Iterator[Heads]:
     Args:
         model: a PreTrainedModel, or a torch module that holds one.
         tokenizer: the tokenizer the inputs were made with, for tokens, words, `table` and `find`; may be None.
+        keep: "weights", or a dict of reads as `Weights.read` takes them ({"entropy": True, "offsets": 4, "top_k": 4}):
+            then each attention call is read at once and nothing else of it stays. `heads.reads(layer)` is a list, one
+            `Reads` for each call (the steps of a generation are calls of their own), never merged. Queries of padding
+            are left out of them; top_k and grids larger than the text are cut to it.
+        layers: ints, these layers only. heads: ints (these heads of each layer), or pairs (layer, head); they keep
+            their numbers. In a model of several parts both hold in each part.
+        file: where to write what was kept when the block ends without an error, for `headwise.open`; see `Heads.save`.
     Returns:
         a context manager that gives `Heads`; it can be read inside the block and after it.
     Raises:
-        TypeError: model is no torch module. ValueError: its attention cannot be reached.
+        TypeError: model is no torch module, or an argument has the wrong type. ValueError: its attention cannot be
+        reached, or there is no such read, layer or head. OSError: the file cannot be written.
 
     >>> import torch, headwise as hw
     >>> from transformers import BertConfig, BertModel
@@ -40,20 +62,29 @@ def watch(model: Any, tokenizer: Any = None) -> Iterator[Heads]:
     ...     _ = model(torch.tensor([[1, 7, 4, 2, 3]]))
     >>> heads.layers, heads[1].shape, heads[1, 2].shape
     ([0, 1], (1, 3, 5, 5), (1, 5, 5))
+    >>> with hw.watch(model, keep={"entropy": True, "offsets": 1}, layers=[1], heads=[0, 2]) as heads:
+    ...     _ = model(torch.tensor([[1, 7, 4, 2, 3]])), model(torch.tensor([[1, 7]]))
+    >>> [reads.entropy.shape for reads in heads.reads(1)]
+    [torch.Size([1, 2, 5]), torch.Size([1, 2, 2])]
     """
-    recorder = Recorder(model, tokenizer)
+    recorder = Recorder(model, tokenizer, keep, layers, heads)
+    if file is not None and not Path(file).resolve().parent.is_dir():
+        raise FileNotFoundError(f"watch: there is no folder {Path(file).resolve().parent} to write {file} in; make it")
     recorder.open()
     try:
         yield recorder.heads
     finally:
         recorder.close()
+    if file is not None:
+        recorder.heads.save(file)
 
 
 class Recorder(Session):
     """A session that keeps what it sees."""
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, model: Any, tokenizer: Any, keep: Any, layers: Any, heads: Any) -> None:
         super().__init__(model, "watch")
+        self.keep = keep_of(keep, layers, heads, self.places.values())
         names = dict.fromkeys(place.part for place in self.places.values())
         self.heads = Heads(type(model).__name__, {name: Part(name, tokenizer) for name in names})
         for name, part in self.heads.parts.items():
@@ -61,7 +92,15 @@ class Recorder(Session):
 
     def seen(self, call: Seen) -> list[int]:
         part = self.heads.parts[call.place.part]
-        add_call(part.kept.setdefault(call.layer, []), call)
+        chosen = self.keep.heads_of(call.layer, call.weights.shape[1])
+        if chosen == []:
+            return []
+        if chosen is not None:
+            part.chosen[call.layer] = chosen
+        if self.keep.reads is None:
+            add_call(part.kept.setdefault(call.layer, []), call, chosen)
+        else:
+            part.read.setdefault(call.layer, []).append(read_call(call, chosen, self.keep.reads))
         part.ids_above = self._ids_above(call) or part.ids_above
         return []
 
@@ -82,21 +121,39 @@ class Part:
         self.name, self.tokenizer = name, tokenizer
         self.cross = False
         self.kept: dict[int, list[Call]] = {}
+        self.read: dict[int, list[ReadCall]] = {}  # in place of `kept`, where reads were asked for
+        self.chosen: dict[int, list[int]] = {}  # the heads that are there, for each layer that has not all of them
         self.ids_above: Any = None
         self.source: Part | None = None  # of cross-attention: the part its keys come from
         self.target: Part | None = None  # of cross-attention: the part its queries come from
 
     def __repr__(self) -> str:
-        return f"Part({self.name!r}, layers={list(self.kept)})"
+        return f"Part({self.name!r}, layers={self.layers})"
 
     @property
     def layers(self) -> list[int]:
         """The layers that were seen, in order."""
-        return sorted(self.kept)
+        return sorted(self.kept or self.read)
 
     def num_heads(self, layer: int) -> int:
-        """How many query heads a layer has."""
+        """How many query heads of a layer were kept."""
+        if self.read:
+            return int(self.read_calls(layer)[0].shape[1])
         return int(self._calls(layer)[0].q[0].shape[1])
+
+    def heads_of(self, layer: int) -> list[int]:
+        """The numbers of the heads that were kept, in the order in which arrays [B, H, ...] hold them."""
+        return self.chosen.get(layer) or list(range(self.num_heads(layer)))
+
+    def reads(self, layer: int) -> list[Reads]:
+        """What was read of each call of a layer, [B, H, ...], H as `heads_of` numbers it."""
+        return [call.reads for call in self.read_calls(layer)]
+
+    def read_calls(self, layer: int) -> list[ReadCall]:
+        """The same with what is known of each call's text."""
+        if self.kept:
+            raise ValueError(f"heads: weights were kept, no reads; read them, as in heads[{layer}].read(entropy=True)")
+        return self._of_layer(self.read, layer)
 
     def calls(self, layer: int) -> list[Weights]:
         """The weights of each separate call of a layer; the steps of one generation are one call."""
@@ -114,6 +171,10 @@ class Part:
         weights = self.call(layer).weights()
         if head is None:
             return weights
+        if layer in self.chosen:
+            if head not in self.chosen[layer]:
+                raise ValueError(f"heads: head must be one of {self.chosen[layer]} in layer {layer}; got {head}")
+            return weights.select(heads=self.chosen[layer].index(head))
         if not 0 <= head < weights.shape[1]:
             raise ValueError(f"heads: head must be 0 to {weights.shape[1] - 1} in layer {layer}; got {head}")
         return weights.select(heads=head)
@@ -129,9 +190,14 @@ class Part:
         return calls[0]
 
     def _calls(self, layer: int) -> list[Call]:
-        if layer in self.kept:
-            return self.kept[layer]
-        if not self.kept:
+        if self.read:
+            raise ValueError(f"heads: only reads were kept, no weights; take heads.reads({layer})")
+        return self._of_layer(self.kept, layer)
+
+    def _of_layer(self, kept: dict[int, list[Any]], layer: int) -> list[Any]:
+        if layer in kept:
+            return kept[layer]
+        if not kept:
             raise ValueError(
                 f"heads: {self.name} has seen no attention call; run the model inside the `with hw.watch(model)` block"
             )
@@ -142,25 +208,37 @@ class Part:
     @property
     def query_ids(self) -> Any:
         """Token ids of the queries [B, L], or None where the model was not given ids."""
-        if not self.kept:
+        if not self.layers:
             return None
-        call = self.call(self.layers[0])
+        call = self._only_call()
         if call.ids is not None:
             return call.ids
-        if self.target is not None and self.target.kept:
+        if self.target is not None and self.target.layers:
             return self.target.query_ids
         above = self.ids_above[0] if self.ids_above else None
-        return above if above is not None and above.shape[1] == call.L else None
+        L = call.L if isinstance(call, Call) else call.shape[2]
+        return above if above is not None and above.shape[1] == L else None
 
     @property
     def key_ids(self) -> Any:
         """Token ids of the keys [B, S], or None where they are not known."""
-        if not self.kept:
+        if not self.layers:
             return None
         if self.cross:
             return self.source.query_ids if self.source is not None else None
-        ids, call = self.query_ids, self.call(self.layers[0])
-        return ids if ids is not None and (call.start, call.L) == (call.key_start, call.end - call.key_start) else None
+        ids, call = self.query_ids, self._only_call()
+        return ids if ids is not None and call.one_text else None
+
+    def _only_call(self) -> Call | ReadCall:
+        if not self.read:
+            return self.call(self.layers[0])
+        calls = self.read_calls(self.layers[0])
+        if len(calls) > 1:
+            raise ValueError(
+                f"heads: {self.name} was called {len(calls)} times; the ids of each are in "
+                f"heads.read_calls({self.layers[0]})"
+            )
+        return calls[0]
 
     def _strings(self, ids: Any) -> list[list[str]] | None:
         if ids is None or self.tokenizer is None:
@@ -168,11 +246,13 @@ class Part:
         return [self.tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids]
 
     def _grouped(self, ids: Any) -> list[Words] | None:
-        from headwise.heads.words import words_of
+        from headwise.heads.words import Words, words_of
 
-        return (
-            None if ids is None or self.tokenizer is None else [words_of(self.tokenizer, row.tolist()) for row in ids]
-        )
+        if ids is None or self.tokenizer is None:
+            return None
+        if isinstance(self.tokenizer, KeptTokenizer):
+            return [Words(*self.tokenizer.words(row.tolist())) for row in ids]
+        return [words_of(self.tokenizer, row.tolist()) for row in ids]
 
     @property
     def tokens(self) -> list[list[str]] | None:
@@ -204,13 +284,23 @@ class Part:
         """One dict a head: layer, head, kind and what it attends to; see `headwise.heads.kinds.table`."""
         from headwise.heads.kinds import table
 
-        return table(self)
+        rows = table(self)
+        for row in rows:
+            row["head"] = self.heads_of(row["layer"])[row["head"]]
+        return rows
 
     def find(self, *links: tuple[str, str], batch: int | None = None) -> list[Link]:
         """Ranks all heads for each link (from word, to word); see `headwise.heads.find.find`."""
         from headwise.heads.find import find
 
-        return find(self, links, batch)
+        found = find(self, links, batch)
+        if not self.chosen:
+            return found
+        numbers = {layer: self.heads_of(layer) for layer in self.layers}
+        return [
+            replace(link, ranking=[(layer, numbers[layer][head], weight) for layer, head, weight in link.ranking])
+            for link in found
+        ]
 
     def check(self) -> Check:
         """The worst `Check` over the layers: rows sum to 1, A . v equals each layer's real output within rounding."""
@@ -222,6 +312,7 @@ class Heads:
 
     def __init__(self, model_name: str, parts: dict[str, Part]) -> None:
         self.model_name, self.parts = model_name, parts
+        self.checked: Check | None = None  # of an opened file: the check that was made when it was written
         if "cross" in parts:
             parts["cross"].source = parts.get("encoder")
             parts["cross"].target = parts.get("decoder") or parts.get("self")
@@ -233,7 +324,7 @@ class Heads:
     def main(self) -> Part:
         """The one part that is no cross-attention. Raises ValueError where there are two."""
         own = [part for part in self.parts.values() if not part.cross]
-        seen = [part for part in own if part.kept]
+        seen = [part for part in own if part.layers]
         if len(own) == 1 or len(seen) == 1:
             return (seen or own)[0]
         raise ValueError(
@@ -275,8 +366,18 @@ class Heads:
     def num_heads(self, layer: int) -> int:
         return self.main.num_heads(layer)
 
+    def heads_of(self, layer: int) -> list[int]:
+        return self.main.heads_of(layer)
+
     def calls(self, layer: int) -> list[Weights]:
         return self.main.calls(layer)
+
+    def reads(self, layer: int) -> list[Reads]:
+        """What was read of each call of a layer; see `Part.reads`."""
+        return self.main.reads(layer)
+
+    def read_calls(self, layer: int) -> list[ReadCall]:
+        return self.main.read_calls(layer)
 
     @property
     def tokens(self) -> list[list[str]] | None:
@@ -300,7 +401,7 @@ class Heads:
 
     def table(self) -> list[dict[str, Any]]:
         """One dict a head, all parts, `part` saying which; see `headwise.heads.kinds.table`."""
-        return [row for part in self.parts.values() if part.kept for row in part.table()]
+        return [row for part in self.parts.values() if part.layers for row in part.table()]
 
     def find(self, *links: tuple[str, str], batch: int | None = None) -> list[Link]:
         """Ranks all heads for each link (from word, to word); see `headwise.heads.find.find`."""
@@ -308,14 +409,27 @@ class Heads:
 
     def check(self) -> Check:
         """The worst `Check` over all layers of all parts."""
-        seen = [part for part in self.parts.values() if part.kept]
+        seen = [part for part in self.parts.values() if part.layers]
         return worst([part.check() for part in seen]) if seen else self.main.check()
 
     def report(self, path: Any, links: Any = ()) -> Any:
         """Writes one self-contained HTML file that shows every head; see `headwise.view.report.report`."""
         from headwise.view.report import report
 
+        for part in self.parts.values():
+            if part.read or part.chosen:
+                what = "weights were" if part.read else "all heads of each layer were"
+                raise ValueError(f"report: it shows whole layers; watch again so that {what} kept")
         return report(self, path, links)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes what was kept to a safetensors file that `headwise.open` reads without the model; see `models.files`.
+
+        Raises ValueError where a mask cannot be written, OSError where the path cannot; then nothing is left behind.
+        """
+        from headwise.models.files import save
+
+        return save(self, path)
 
 
 def worst(checks: list[Check]) -> Check:

@@ -1,0 +1,303 @@
+"""What was watched, in a file: written by `Heads.save`, read by `headwise.open` without the model.
+
+B batch, H query heads, Hkv key/value heads, L queries, S keys, D width of q and k, Dv width of v. The file is a
+safetensors file: arrays, and in one of them ("headwise") JSON that says what they are. It is mapped into memory, so
+that opening a long run costs nothing until somebody looks. No pickle is written or read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from headwise.arrays import is_torch
+from headwise.models import kept_masks
+from headwise.models.atomic import whole_file
+from headwise.models.calls import Call
+from headwise.models.kept import ReadCall
+from headwise.models.kept_text import KeptTokenizer
+from headwise.models.watch import Heads, Part
+from headwise.reading import Reads
+from headwise.scores import Options
+from headwise.shapes import Sizes, check_broadcast, check_dtypes, check_sinks, check_sizes
+from headwise.weights import Check
+
+Tensor = torch.Tensor
+
+VERSION = 1
+SAID = "headwise"  # the name of the array that holds the JSON
+NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def save(heads: Heads, path: str | os.PathLike[str]) -> Path:
+    """Writes what was watched, whole or not at all.
+
+    Args:
+        heads: what `watch` gave, weights or reads.
+        path: where to write; what is there is replaced.
+    Returns:
+        the path.
+    Raises:
+        ValueError: nothing was seen, or a mask cannot be written. OSError: the path cannot be written; nothing is left
+        behind then, and a file that was there stays as it was.
+    """
+    arrays: dict[str, Tensor] = {}
+
+    def put(x: Any) -> str:
+        name = str(len(arrays))
+        arrays[name] = x if is_torch(x) else torch.as_tensor(x)
+        return name
+
+    if not any(part.layers for part in heads.parts.values()):
+        raise ValueError("save: nothing has been seen; run the model inside the `with hw.watch(model)` block")
+    read = any(part.read for part in heads.parts.values())
+    said = {
+        "version": VERSION,
+        "model": heads.model_name,
+        "check": None if read else asdict(heads.check()),
+        "text": _text(list(heads.parts.values())),
+        "parts": [_part(part, put) for part in heads.parts.values()],
+    }
+    data = json.dumps(said, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    arrays[SAID] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    _write(Path(path), arrays)
+    return Path(path)
+
+
+def open(path: str | os.PathLike[str]) -> Heads:
+    """What `watch` wrote, without its model: `heads[5, 10]`, `table`, `find`, `report` as they were, within rounding.
+
+    `heads.checked` is the check of when it was written; `heads.check()` makes it again from the file's own numbers.
+
+    Args:
+        path: a file that `hw.watch(model, file=...)` or `heads.save` wrote.
+    Returns:
+        Heads, with tokens and words where the run had them; arrays are read from the file when they are needed.
+    Raises:
+        ValueError: the file is cut off or broken, or something else wrote it. OSError: it cannot be read.
+
+    >>> import tempfile, torch, headwise as hw
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(
+    ...     vocab_size=11, hidden_size=6, num_attention_heads=3, num_hidden_layers=2, intermediate_size=5)).eval()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with hw.watch(model, file=f"{folder}/run.safetensors") as heads:
+    ...         _ = model(torch.tensor([[1, 7, 4, 2, 3]]))
+    ...     again = hw.open(f"{folder}/run.safetensors")
+    ...     torch.allclose(again[1, 2].to_dense(), heads[1, 2].to_dense()), again.check().ok
+    (True, True)
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"open: {path} is a folder; name a file that hw.watch(model, file=...) wrote")
+    with path.open("rb"):  # what cannot be read says so in its own words
+        pass
+    try:
+        with safe_open(path, framework="pt") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+    except SafetensorError as error:
+        raise ValueError(
+            f"open: {path} is no whole safetensors file ({error}); it is cut off, broken, or something else wrote it"
+        ) from None
+    if SAID not in arrays:
+        raise ValueError(
+            f"open: {path} was not written by headwise; it must be a file of hw.watch(model, file=...) or heads.save"
+        )
+    try:
+        said = json.loads(bytes(arrays[SAID].numpy()).decode("utf-8", "surrogatepass"))
+        if said["version"] != VERSION:
+            _wrong(f"its version is {said['version']}, this headwise reads {VERSION}")
+        return _heads(said, arrays)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise ValueError(f"open: {path} does not hold what headwise wrote: {what}; watch the model again") from error
+
+
+def _wrong(what: str) -> NoReturn:
+    raise ValueError(what)
+
+
+# writing
+
+
+def _write(path: Path, arrays: dict[str, Tensor]) -> None:
+    """A safetensors file, array by array: nothing is copied that lies as it is written."""
+    head, at = {}, 0
+    order = sorted(arrays, key=lambda name: -arrays[name].element_size())  # so that all lie aligned
+    for name in order:
+        x = arrays[name]
+        size = x.numel() * x.element_size()
+        head[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    with whole_file(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            flat = arrays[name].detach().cpu().contiguous().reshape(-1)
+            file.write(flat.view(torch.uint8).numpy())
+
+
+def _part(part: Part, put: Callable[[Any], str]) -> dict[str, Any]:
+    one = _read_call if part.read else _call
+    calls = part.read or part.kept
+    return {
+        "name": part.name,
+        "cross": part.cross,
+        "above": None if part.ids_above is None else put(part.ids_above[0]),
+        "chosen": {str(layer): heads for layer, heads in part.chosen.items()},
+        "reads": bool(part.read),
+        "layers": {str(layer): [one(call, put) for call in calls[layer]] for layer in sorted(calls)},
+    }
+
+
+def _maybe(x: Any, put: Callable[[Any], str]) -> str | None:
+    return None if x is None else put(x)
+
+
+def _call(call: Any, put: Callable[[Any], str]) -> dict[str, Any]:
+    w = call.weights()
+    options = w._options
+    arrays = {"q": w._q, "k": w._k, "v": w._v, "out": w._out, "lse": w._lse, "bias": options.bias}
+    arrays |= {"sinks": options.sinks, "ids": call.ids, "real": call.real, "key_real": call.key_real}
+    return {
+        "arrays": {name: _maybe(x, put) for name, x in arrays.items()},
+        "mask": kept_masks.written(options.mask, w._sizes, put),
+        "scale": options.scale,
+        "softcap": options.softcap,
+        "dropout": options.dropout_p,
+        "start": call.start,
+        "key_start": call.key_start,
+        "cross": call.cross,
+    }
+
+
+def _read_call(call: Any, put: Callable[[Any], str]) -> dict[str, Any]:
+    def each(x: Any) -> Any:
+        return [each(y) for y in x] if isinstance(x, tuple | list) else _maybe(x, put)
+
+    reads = {field.name: each(getattr(call.reads, field.name)) for field in fields(Reads)}
+    arrays = {name: _maybe(getattr(call, name), put) for name in ("ids", "real", "key_real")}
+    return {"reads": reads, "arrays": arrays, "shape": list(call.shape), "starts": list(call.starts)}
+
+
+def _text(parts: list[Part]) -> dict[str, Any] | None:
+    """Tokens and words of all texts; None without a tokenizer."""
+    tokenizer = parts[0].tokenizer
+    if tokenizer is None:
+        return None
+    found = [call.ids for part in parts for calls in (part.read or part.kept).values() for call in calls[:]]
+    found += [part.ids_above[0] for part in parts if part.ids_above]
+    rows = {tuple(row) for ids in found if ids is not None for row in ids.tolist()}
+    ids = sorted({i for row in rows for i in row})
+    words = []
+    for row in sorted(rows):
+        (one,) = parts[0]._grouped(torch.tensor([row])) or []
+        words.append([row, one.labels, one.spans, one.special])
+    special = [int(i) for i in tokenizer.all_special_ids]
+    return {"tokens": [ids, [str(t) for t in tokenizer.convert_ids_to_tokens(ids)]], "special": special, "words": words}
+
+
+# reading
+
+
+def _heads(said: dict[str, Any], arrays: dict[str, Tensor]) -> Heads:
+    text = said["text"]
+    tokenizer = None
+    if text is not None:
+        words = {tuple(row): rest for row, *rest in text["words"]}
+        tokenizer = KeptTokenizer(dict(zip(*text["tokens"], strict=True)), text["special"], words)
+    parts = {}
+    for one in said["parts"]:
+        part = parts[str(one["name"])] = Part(str(one["name"]), tokenizer)
+        part.cross = bool(one["cross"])
+        part.ids_above = None if one["above"] is None else [arrays[one["above"]]]
+        part.chosen = {int(layer): list(heads) for layer, heads in one["chosen"].items()}
+        for layer, calls in one["layers"].items():
+            if one["reads"]:
+                part.read[int(layer)] = [_opened_reads(call, arrays) for call in calls]
+            else:
+                part.kept[int(layer)] = [_opened(call, arrays) for call in calls]
+    heads = Heads(str(said["model"]), parts)
+    heads.checked = None if said["check"] is None else Check(**said["check"])
+    return heads
+
+
+def _opened(said: dict[str, Any], arrays: dict[str, Tensor]) -> Call:
+    """One call, with every size held against the others: kernels trust what they are handed."""
+    named = {name: None if at is None else arrays[at] for name, at in said["arrays"].items()}
+    q, k, v, out, lse = (named[name] for name in ("q", "k", "v", "out", "lse"))
+    if q is None or k is None or v is None or out is None or lse is None or q.ndim != 4:
+        _wrong("a call lacks q, k, v, out or lse")
+    sizes = check_sizes(q, k, v, "a call")
+    check_dtypes(q, k, v, "a call")
+    B, H, _, L, _, _, Dv = sizes
+    real = torch.float64 if q.dtype == torch.float64 else torch.float32
+    for name, x, shape, dtype in (("out", out, (B, H, L, Dv), q.dtype), ("lse", lse, (B, H, L), real)):
+        if x.shape != shape or x.dtype != dtype:
+            _wrong(f"{name} is {x.dtype} {tuple(x.shape)}, which does not go with q {tuple(q.shape)}")
+    bias, sinks = named["bias"], named["sinks"]
+    if bias is not None:
+        check_broadcast("bias", tuple(bias.shape), sizes, "a call")
+        if bias.ndim != 4 or not bias.is_floating_point():
+            _wrong(f"the bias is {bias.dtype} {tuple(bias.shape)}")
+    if sinks is not None:
+        check_sinks(sinks, sizes, "a call")
+        if not sinks.is_floating_point():
+            _wrong(f"the sinks are {sinks.dtype}")
+    mask = kept_masks.read(said["mask"], arrays.__getitem__)
+    if mask is not None:
+        mask.check(sizes, "a call")
+    softcap = None if said["softcap"] is None else float(said["softcap"])
+    options = Options(float(said["scale"]), mask, bias, softcap, sinks=sinks, dropout_p=float(said["dropout"]))
+    return Call(
+        q=[q],
+        out=[out],
+        lse=[lse],
+        bias=[bias],
+        left=[],
+        k=k,
+        v=v,
+        options=options,
+        plan=None,
+        start=int(said["start"]),
+        key_start=int(said["key_start"]),
+        at=int(said["key_start"]),
+        ids=_per_text("ids", named, sizes, L),
+        real=_per_text("real", named, sizes, None),
+        key_real=_per_text("key_real", named, sizes, sizes.S if said["cross"] else None),
+        cross=bool(said["cross"]),
+    )
+
+
+def _per_text(name: str, named: dict[str, Tensor | None], sizes: Sizes, n: int | None) -> Tensor | None:
+    x = named[name]
+    if x is not None and (x.ndim != 2 or x.shape[0] not in (1, sizes.B) or (n is not None and x.shape[1] != n)):
+        _wrong(f"{name} has shape {tuple(x.shape)}, which does not go with B={sizes.B}")
+    return x
+
+
+def _opened_reads(said: dict[str, Any], arrays: dict[str, Tensor]) -> ReadCall:
+    def each(name: str, x: Any) -> Any:
+        if isinstance(x, list):
+            found = [each(name, y) for y in x]
+            return tuple(found) if name == "top_k" else found
+        return None if x is None else arrays[x]
+
+    reads = Reads(**{name: each(name, x) for name, x in said["reads"].items()})
+    named = {name: None if at is None else arrays[at] for name, at in said["arrays"].items()}
+    shape, starts = tuple(map(int, said["shape"])), tuple(map(int, said["starts"]))
+    if len(shape) != 4 or len(starts) != 2:
+        _wrong(f"a read has shape {shape}")
+    return ReadCall(reads, shape, named["ids"], named["real"], named["key_real"], starts)

@@ -1,0 +1,174 @@
+"""What a watch keeps: the weights or some reads, of which layers and heads; and the reads of one attention call.
+
+B batch, H query heads, L queries, S keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from headwise import masks
+from headwise.models.calls import Call, new_call
+from headwise.models.interface import Seen
+from headwise.models.places import Place
+from headwise.reading import Reads, asked
+from headwise.weights import Weights
+
+Tensor = torch.Tensor
+
+FLAGS = ("entropy", "received", "distance")
+SIZED = ("offsets", "top_k", "pooled", "mass")
+_ANY = (1, 1, 1 << 40, 1 << 40)  # a shape in which everything that can be asked of some text is in range
+
+
+@dataclass(frozen=True)
+class Keep:
+    """reads: what `Weights.read` is asked at once, None where the weights stay. layers: None for all; heads: None for
+    all, numbers that hold in every layer, or pairs (layer, head).
+    """
+
+    reads: dict[str, Any] | None = None
+    layers: frozenset[int] | None = None
+    heads: frozenset[Any] | None = None
+
+    def heads_of(self, layer: int, H: int) -> list[int] | None:
+        """The heads that are kept of a layer, in order; None for all of them."""
+        if self.layers is not None and layer not in self.layers:
+            return []
+        if self.heads is None:
+            return None
+        return [h for h in range(H) if h in self.heads or (layer, h) in self.heads]
+
+
+def keep_of(keep: Any, layers: Any, heads: Any, places: Iterable[Place]) -> Keep:
+    """What the arguments of `watch` say, checked against the model's attention layers."""
+    counts = _head_counts(places)
+    some = None if layers is None else frozenset(_numbers("layers", layers))
+    for layer in sorted(some or ()):
+        if layer not in counts:
+            raise ValueError(f"watch: layers must be among {sorted(counts)}; got {layer}")
+    return Keep(_reads(keep), some, None if heads is None else _heads(heads, counts))
+
+
+def _reads(keep: Any) -> dict[str, Any] | None:
+    if isinstance(keep, str) and keep == "weights":
+        return None
+    rule = 'watch: keep must be "weights" or a dict of reads, as in {"entropy": True, "top_k": 4}'
+    if isinstance(keep, str):
+        raise ValueError(f"{rule}; got {keep!r}")
+    if not isinstance(keep, dict):
+        raise TypeError(f"{rule}; got {type(keep).__name__}")
+    for name, value in keep.items():
+        if name not in FLAGS + SIZED:
+            raise ValueError(f"watch: keep must name reads among {', '.join(FLAGS + SIZED)}; got {name!r}")
+        if name in FLAGS and not isinstance(value, bool):
+            raise TypeError(f"watch: keep's {name} must be True or False; got {value!r}")
+    wanted = {name: value for name, value in keep.items() if value is not None and value is not False}
+    if not wanted:
+        raise ValueError(f"watch: keep must ask for at least one read; got {keep}")
+    offsets, top_k, pooled, mass = (wanted.get(name) for name in SIZED)
+    asked(_ANY, False, False, offsets, False, top_k, pooled, mass, None)
+    return wanted
+
+
+def _head_counts(places: Iterable[Place]) -> dict[int, list[int | None]]:
+    """For each layer number the head counts of the parts that have it, None where that is only known when it runs."""
+    counts: dict[int, list[int | None]] = {}
+    for place in places:
+        counts.setdefault(place.layer, []).append(place.heads)
+        config: Any = getattr(place.module, "config", None)
+        if getattr(config, "num_hidden_groups", None) is not None:  # layers that share modules (ALBERT)
+            for layer in range(int(config.num_hidden_layers)):
+                counts.setdefault(layer, []).append(place.heads)
+    return counts
+
+
+def _numbers(name: str, given: Any) -> list[int]:
+    every = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    for n in every:
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise TypeError(f"watch: {name} must be ints, as in [0, 5]; got {n!r}")
+    return every
+
+
+def _heads(given: Any, counts: dict[int, list[int | None]]) -> frozenset[Any]:
+    every = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    for n in every:
+        pair = n if isinstance(n, tuple) else (None, n)
+        if len(pair) != 2 or not all(_is_int(x) for x in pair[pair[0] is None :]):
+            raise TypeError(f"watch: heads must be ints, or pairs (layer, head) of ints; got {n!r}")
+        layer, head = pair
+        if layer is not None and layer not in counts:
+            raise ValueError(f"watch: the layers of heads must be among {sorted(counts)}; got {n}")
+        known = [count for at, some in counts.items() if layer in (None, at) for count in some]
+        if head < 0 or (None not in known and head >= max(x for x in known if x is not None)):
+            last = "" if None in known else f" to {max(x for x in known if x is not None) - 1}"
+            where = "" if layer is None else f" in layer {layer}"
+            raise ValueError(f"watch: head must be 0{last}{where}; got {head}")
+    return frozenset(every)
+
+
+def _is_int(n: Any) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool)
+
+
+@dataclass(eq=False)
+class ReadCall:
+    """The reads of one attention call: `reads` as `Weights.read` gives them, [B, chosen heads, ...].
+
+    ids [B, L], real [B, L] and key_real [B, S] (which are no padding): None where that is not known, or all are.
+    shape: [B, H, L, S] of the whole call.
+    """
+
+    reads: Reads
+    shape: tuple[int, ...]
+    ids: Tensor | None
+    real: Tensor | None
+    key_real: Tensor | None
+    starts: tuple[int, int]  # positions of the first query and of the first key
+
+    @property
+    def one_text(self) -> bool:
+        """Whether keys and queries stand at the same places of one text."""
+        return self.starts[0] == self.starts[1] and self.shape[2] == self.shape[3]
+
+
+def read_call(seen: Seen, chosen: list[int] | None, reads: dict[str, Any]) -> ReadCall:
+    """Reads an attention call at once. Padding is left out as a query with nothing to attend to is."""
+    call = new_call(seen, chosen)
+    weights = real_weights(call)
+    _, _, L, S = weights.shape
+    found = weights.read(**_within(reads, L, S))
+    return ReadCall(
+        found, tuple(weights.shape), call.ids, call.query_mask(), call.key_mask(), (call.start, call.key_start)
+    )
+
+
+def real_weights(call: Call) -> Weights:
+    """A call's weights in which a query of padding attends to nothing, so that no read counts it."""
+    weights, real = call.weights(), call.query_mask()
+    if real is None or bool(real.all()):
+        return weights
+    B, _, _, S = weights.shape
+    real = real.expand(B, -1).to(weights._q.device)
+    only = masks.documents(torch.where(real, 0, -1), torch.zeros((B, S), dtype=torch.int64, device=real.device))
+    options = weights._options
+    options = replace(options, mask=only if options.mask is None else options.mask & only)
+    lse = torch.where(real[:, None], weights._lse, -torch.inf)
+    return Weights(weights._q, weights._k, weights._v, weights._out, lse, options, weights._sizes)
+
+
+def _within(reads: dict[str, Any], L: int, S: int) -> dict[str, Any]:
+    """What is asked, no larger than the text."""
+    reads = dict(reads)
+    if "top_k" in reads:
+        reads["top_k"] = min(reads["top_k"], S)
+    if "pooled" in reads:
+        grids = reads["pooled"]
+        cut = [(min(r, L), min(c, S), *how) for r, c, *how in (grids if isinstance(grids, list) else [grids])]
+        reads["pooled"] = cut if isinstance(grids, list) else cut[0]
+    return reads
