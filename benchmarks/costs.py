@@ -1,4 +1,5 @@
-"""What a call costs beside arithmetic: memory at 32,768 queries and keys, and the time until a kernel is there.
+"""What a call costs beside arithmetic: the smallest call, `import headwise`, memory at 32,768 queries and keys, and the
+time until a kernel is there.
 
     python benchmarks/costs.py
 
@@ -29,6 +30,34 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 out = call()
 grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 - (out.nbytes + 4 * 8 * L) / 2**20
 print(f"{kind or 'no mask':10} L = S = {L}: {grown:6.1f} MB above inputs and output")
+"""
+
+SMALLEST = """
+import sys, time
+before = time.process_time()
+import headwise as hw
+assert "torch" not in sys.modules
+print(f"import headwise: {1e3 * (time.process_time() - before):.0f} ms")
+import numpy as np
+
+def microseconds(call):
+    for _ in range(300):
+        call()
+    turns = []
+    for _ in range(9):
+        before = time.process_time()
+        for _ in range(500):
+            call()
+        turns.append((time.process_time() - before) / 500)
+    return 1e6 * sorted(turns)[4]
+
+hw.set_num_threads(1)
+x, mask = np.ones((1, 1, 1, 8), np.float32), hw.causal()
+print(f"the smallest call, NumPy: {microseconds(lambda: hw.attention(x, x, x)):.1f} us")
+print(f"the same, causal: {microseconds(lambda: hw.attention(x, x, x, mask=mask)):.1f} us")
+import torch
+t = torch.ones(1, 1, 1, 8)
+print(f"the same, torch: {microseconds(lambda: hw.attention(t, t, t)):.1f} us")
 """
 
 READY = """
@@ -64,6 +93,7 @@ def run(script: str, *arguments: str, **environment: str) -> None:
 
 
 if __name__ == "__main__":
+    run(SMALLEST)
     for kind in ("", "causal"):
         run(MEMORY, "32768", kind)
     with tempfile.TemporaryDirectory() as cache:

@@ -354,3 +354,16 @@ def test_an_index_that_does_not_fit_an_array_is_named():
         compiled.attention(
             q, k, v, Options(scale=0.3, score_mod=lambda s, b, h, i, j: s * slopes[h]), Sizes(2, 3, 3, 31, 43, 7, 5)
         )
+
+
+@pytest.mark.parametrize("L", [3, 67])
+def test_lse_of_a_long_row_keeps_its_digits(L):
+    rng = np.random.default_rng(0)
+    S, D = 65537, 16
+    q, k, v = (rng.standard_normal((1, 1, n, D)).astype(np.float32) for n in (L, S, S))
+    sizes = Sizes(1, 1, 1, L, S, D, D)
+    _, lse = compiled.attention(q, k, v, Options(scale=0.25), sizes)
+    _, right = compiled.attention(*(x.astype(np.float64) for x in (q, k, v)), Options(scale=0.25), sizes)
+    s = (q[0, 0] @ k[0, 0].T) * np.float32(0.25)
+    plain = s.max(1) + np.log(np.exp(s - s.max(1, keepdims=True)).sum(1))
+    assert np.abs(lse - right).max() <= 2 * np.abs(plain - right).max() + 2**-21

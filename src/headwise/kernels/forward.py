@@ -430,7 +430,7 @@ class _Program:
             top = m.load(at["M"] + v * n)
             alpha = m.exp2((m.load(self.alpha + v * n) - top) * self.unit, PRECISE[m.real])
             m.store(alpha, self.alpha + v * n)
-            sums = [m.var(m.load(at["W"] + v * n) * alpha), m.var(self.zero)]
+            sums = [m.var(self.zero), m.var(self.zero)]  # of this block alone: a long row's running sum loses digits
             row = self.dropout_row(block, v * n) if self.s.dropout else None
             for j in m.range(0, nk, UNROLL):
                 for r in range(0, UNROLL, 2):
@@ -449,7 +449,7 @@ class _Program:
                     else:
                         m.store(p[0], here)
                         m.store(p[1], here + QB)
-            m.store(sums[0].v + sums[1].v, at["W"] + v * n)
+            m.store(m.mac(m.load(at["W"] + v * n), alpha, sums[0].v + sums[1].v), at["W"] + v * n)
 
     def dropout_row(self, block: Place, i: Value) -> Value:
         A, m = self.A, self.m
