@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headwise.backends.onnx import onnx_translations
     from headwise.functional import attention, multi_head_attention
     from headwise.heads.importance import importance
+    from headwise.heads.prune import prune_plan
     from headwise.kernels.thread_count import get_num_threads, set_num_threads
     from headwise.masks import Mask, causal, dense, documents, key_lengths, keys, mask_mod, prefix, window
     from headwise.models.ablate import ablate
@@ -41,6 +42,7 @@ __all__ = [
     "onnx_translations",
     "open",
     "prefix",
+    "prune_plan",
     "replace",
     "set_num_threads",
     "watch",
@@ -51,6 +53,7 @@ _HOME = {
     "backends.onnx": ["onnx_translations"],
     "functional": ["attention", "multi_head_attention"],
     "heads.importance": ["importance"],
+    "heads.prune": ["prune_plan"],
     "kernels.thread_count": ["get_num_threads", "set_num_threads"],
     "masks": ["Mask", "causal", "dense", "documents", "key_lengths", "keys", "mask_mod", "prefix", "window"],
     "models.ablate": ["ablate"],

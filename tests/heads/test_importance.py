@@ -140,7 +140,7 @@ def test_a_head_that_is_off_matters_nothing() -> None:
 
 BAD_LOSSES: list[tuple[Any, type[Exception], str]] = [
     (3, TypeError, r"importance: loss must be a function loss\(output, batch\) or None; got int"),
-    (None, ValueError, "importance: loss must be given, for the model returned none of its own; put labels"),
+    (None, ValueError, "loss: a loss must be given, for the model returned none of its own; put labels"),
     (lambda out, _: 1.0, ValueError, "must return one number an example, a tensor .*B=2 .*; got float"),
     (lambda out, _: out.last_hidden_state, ValueError, r"one number for all; got shape \(2, 11, 30\)"),
     (lambda out, _: out.last_hidden_state.sum().detach(), ValueError, "differentiable steps"),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from headwise.heads.losses import own_loss
+from headwise.heads.losses import Loss, check_loss, checked, own_loss
 from headwise.heads.table import Table
 from headwise.models.interface import Seen, Session
 from headwise.models.running import batches_of, differentiable, evaluating, run, size_of
 
 Array = np.ndarray
-Loss = Callable[[Any, Any], torch.Tensor]
 
 
 def importance(model: Any, batches: Any, loss: Loss | None = None) -> Table:
@@ -47,8 +45,7 @@ def importance(model: Any, batches: Any, loss: Loss | None = None) -> Table:
     >>> len(rows), rows[0]["examples"], rows[0]["importance"] > 0
     (6, 2, True)
     """
-    if loss is not None and not callable(loss):
-        raise TypeError(f"importance: loss must be a function loss(output, batch) or None; got {type(loss).__name__}")
+    check_loss(loss, "importance")
     gates = Gates(model)
     sums: dict[tuple[str, int], _Sums] = {}
     gates.open()
@@ -56,8 +53,9 @@ def importance(model: Any, batches: Any, loss: Loss | None = None) -> Table:
         with evaluating(model), differentiable(model):
             for n, batch in enumerate(batches_of(batches, "importance")):
                 gates.calls.clear()
-                value = (loss or own_loss)(run(model, batch), batch)
-                total, B = _summed(value, size_of(batch), n)
+                B = size_of(batch)
+                value = checked((loss or own_loss)(run(model, batch), batch), B, n, "importance")
+                total = value.sum() if value.ndim else value * B
                 for place, gradient, group in gates.gradients(total, B):
                     sums.setdefault(place, _Sums(gradient.shape[1], group)).add(gradient)
     finally:
@@ -129,19 +127,6 @@ class _Sums:
             }
             for h in range(len(mean))
         ]
-
-
-def _summed(value: Any, B: int, n: int) -> tuple[torch.Tensor, int]:
-    """The sum of the examples' losses, and how many examples there are."""
-    if not isinstance(value, torch.Tensor) or value.ndim > 1 or (value.ndim == 1 and len(value) != B):
-        found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise ValueError(
-            f"importance: loss must return one number an example, a tensor [B] with B={B} (from batch {n}), or one "
-            f"number for all; got {found}"
-        )
-    if not bool(torch.isfinite(value).all()):
-        raise ValueError(f"importance: loss must be finite; batch {n} gave {value.detach().tolist()}")
-    return (value * B, B) if value.ndim == 0 else (value.sum(), B)
 
 
 def _per_example(out: torch.Tensor, grad: torch.Tensor | None, B: int, place: tuple[str, int]) -> Array:

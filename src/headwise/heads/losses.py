@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
+Loss = Callable[[Any, Any], torch.Tensor]  # loss(output, batch) -> [B], or one number, the mean over the examples
+
+
+def check_loss(loss: Any, op: str) -> None:
+    """Raises TypeError for what is neither a function nor None."""
+    if loss is not None and not callable(loss):
+        raise TypeError(f"{op}: loss must be a function loss(output, batch) or None; got {type(loss).__name__}")
+
+
+def checked(value: Any, B: int, n: int, op: str) -> torch.Tensor:
+    """What a loss returned for the B examples of batch n: one number an example, or one for all, finite.
+
+    Raises ValueError for anything else.
+    """
+    if not isinstance(value, torch.Tensor) or value.ndim > 1 or (value.ndim == 1 and len(value) != B):
+        found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ValueError(
+            f"{op}: loss must return one number an example, a tensor [B] with B={B} (from batch {n}), or one "
+            f"number for all; got {found}"
+        )
+    if not bool(torch.isfinite(value).all()):
+        raise ValueError(f"{op}: loss must be finite; batch {n} gave {value.detach().tolist()}")
+    return value
 
 
 def own_loss(output: Any, batch: Any) -> torch.Tensor:
@@ -16,7 +40,7 @@ def own_loss(output: Any, batch: Any) -> torch.Tensor:
     loss = getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor):
         raise ValueError(
-            "importance: loss must be given, for the model returned none of its own; put labels into the batches, "
+            "loss: a loss must be given, for the model returned none of its own; put labels into the batches, "
             "or pass loss=f with f(output, batch) -> one number an example"
         )
     return loss
