@@ -449,7 +449,7 @@ class _Program:
                     else:
                         m.store(p[0], here)
                         m.store(p[1], here + QB)
-            m.store(m.mac(m.load(at["W"] + v * n), alpha, sums[0].v + sums[1].v), at["W"] + v * n)
+            m.store(m.load(at["W"] + v * n) * alpha + (sums[0].v + sums[1].v), at["W"] + v * n)
 
     def dropout_row(self, block: Place, i: Value) -> Value:
         A, m = self.A, self.m
