@@ -401,7 +401,9 @@ class Heads:
 
     def table(self) -> list[dict[str, Any]]:
         """One dict a head, all parts, `part` saying which; see `headwise.heads.kinds.table`."""
-        return [row for part in self.parts.values() if part.layers for row in part.table()]
+        from headwise.heads.table import Table
+
+        return Table(row for part in self.parts.values() if part.layers for row in part.table())
 
     def find(self, *links: tuple[str, str], batch: int | None = None) -> list[Link]:
         """Ranks all heads for each link (from word, to word); see `headwise.heads.find.find`."""
