@@ -219,3 +219,95 @@ def test_grouped_heads_and_batches_are_means_over_all_rows() -> None:
         assert row["peak"] == pytest.approx(A[:, h].max(-1).mean())
         safe = np.where(A[:, h] > 0, A[:, h], 1)
         assert row["entropy"] == pytest.approx(-(safe * np.log(safe)).sum(-1).mean())
+
+
+def test_how_often_the_largest_weight_is_at_the_best_offset() -> None:
+    """0.6 of each row one back, but in four rows more on the row itself: 18 of the 22 rows that have a key there."""
+    A = np.full((S, S), 1e-9)
+    for i in range(S):
+        A[i, max(i - 1, 0)], A[i, i] = (0.3, 0.7) if i in (3, 8, 11, 20) else (0.6, 0.4)
+    A[0] = uniform()[0]
+    row = measures(weights_of(A, uniform()))[0]
+    assert row["offset"] == -1
+    assert row["positional_often"] == pytest.approx(18 / 22)
+    assert row["positional"] == pytest.approx((18 * 0.6 + 4 * 0.3) / 22)
+
+
+def test_nulls_of_positional_and_broad_are_the_other_heads() -> None:
+    rows = measures(weights_of(at_offset(-1), uniform(), at_offset(2)))
+    others = [row["positional"] for row in rows]
+    assert rows[0]["positional_null"] == pytest.approx((others[1] + others[2]) / 2)
+    assert rows[1]["breadth_null"] == pytest.approx((rows[0]["breadth"] + rows[2]["breadth"]) / 2)
+    assert measures(weights_of(uniform()))[0]["positional_null"] is None
+
+
+def test_spread_is_over_the_texts_own_means() -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.normal(size=(3, 2, 13, 4)), rng.normal(size=(3, 2, 13, 4))
+    _, w = hw.attention(q, k, k, mask=hw.causal(), weights=True)
+    real = np.arange(13) < np.array([[13], [9], [7]])
+    for h, row in enumerate(measures(w, Text(real, real))):
+        each = [w.to_dense()[b, h, np.arange(1, n), np.arange(n - 1)].mean() for b, n in enumerate((13, 9, 7))]
+        assert row["previous_spread"] == pytest.approx(np.std(each, ddof=1))
+        assert row["previous"] == pytest.approx(np.average(each, weights=[12, 8, 6]))  # of all rows
+        alone = [measures(w.select(batch=slice(b, b + 1)), Text(real[[b]], real[[b]]))[h] for b in range(3)]
+        for name in ("entropy", "breadth", "peak", "first"):
+            spread = np.std([one[name] for one in alone], ddof=1)
+            assert row[f"{name}_spread"] == pytest.approx(spread, rel=1e-6 if name != "breadth" else 0.2)
+        assert (row["texts"], alone[0]["texts"], alone[0]["previous_spread"]) == (3, 1, None)
+
+
+def test_spread_leaves_out_texts_without_the_measure() -> None:
+    ids = np.array([[5, 6, 5, 6, 7], [1, 2, 3, 4, 5], [3, 3, 1, 2, 1]])
+    rng = np.random.default_rng(0)
+    q = rng.normal(size=(3, 1, 5, 4))
+    _, w = hw.attention(q, q, q, weights=True)
+    every = np.ones((3, 5), bool)
+    row = measures(w, Text(every, every, ids, ids))[0]
+    alone = [
+        measures(w.select(batch=slice(b, b + 1)), Text(every[:1], every[:1], ids[[b]], ids[[b]]))[0] for b in (0, 2)
+    ]
+    assert row["duplicate_spread"] == pytest.approx(np.std([one["duplicate"] for one in alone], ddof=1))
+    assert row["texts"] == 3
+
+
+def test_cross_attention_has_duplicates_of_the_other_texts_tokens() -> None:
+    """Two queries, 7 and 9, over the keys 7 8 9 7 3: copies lie at 0, 3 and 2, what comes after them at 1, 4 and 3."""
+    A = np.array([[0.3, 0.05, 0.1, 0.2, 0.35], [0.1, 0.1, 0.5, 0.2, 0.1]])
+    ids = np.array([[7, 9]]), np.array([[7, 8, 9, 7, 3]])
+    both = Text(np.ones((1, 2), bool), np.ones((1, 5), bool), *ids, positions=False)
+    row = measures(weights_of(A), both)[0]
+    assert row["duplicate"] == pytest.approx((0.5 + 0.5) / 2)
+    assert row["induction"] == pytest.approx((0.4 + 0.2) / 2)
+    assert row["kind"] == "duplicate"
+    assert row["duplicate_null"] is not None
+    assert row["previous"] is row["positional"] is row["positional_often"] is None
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_repeats_are_what_a_plain_search_finds(later: int) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        ids, keys = rng.integers(0, 5, 17), rng.random(17) < 0.8
+        position = np.arange(4, 23)  # the last of them stand after all keys
+        wanted = [
+            (i, j + later)
+            for i, at in enumerate(position)
+            if at < 17 and keys[at]
+            for j in range(17)
+            if keys[j] and ids[j] == ids[at] and j != at and j + later != at and j + later < 17 and keys[j + later]
+        ]
+        found = repeats(ids, later, position, keys)
+        assert list(zip(*(x.tolist() for x in found), strict=True)) == wanted
+
+
+@pytest.mark.parametrize("hidden", ["mask", "bias"])
+def test_repeats_that_are_hidden_count_for_nothing(hidden: str) -> None:
+    """Of A B A B only earlier places are seen: rows 2 and 3 have a duplicate, rows 0 and 1 have none."""
+    x = np.zeros((1, 1, 4, 2))
+    if hidden == "mask":
+        _, w = hw.attention(x, x, x, mask=hw.causal(), weights=True)
+    else:
+        _, w = hw.attention(x, x, x, bias=np.where(np.tri(4, dtype=bool), 0.0, -np.inf), weights=True)
+    row = measures(w, text([5, 6, 5, 6], L=4))[0]
+    assert row["duplicate"] == pytest.approx((1 / 3 + 1 / 4) / 2)

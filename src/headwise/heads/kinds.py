@@ -6,55 +6,45 @@ nothing to attend to and rows of padding are left out. Every measure is a mean o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from headwise.arrays import to_numpy
+from headwise.heads.shares import REACH as REACH
+from headwise.heads.shares import Text, places_of, positions_of, row_blocks, row_shares
+from headwise.heads.shares import repeats as repeats
+from headwise.heads.table import Table
 from headwise.weights import Weights
 
 Array = np.ndarray
 
-REACH = 8  # fixed offsets -8 .. 8 are tried as "positional" and as null
 SHARE = 0.4  # a measure below it names no kind
 BROAD = 0.8  # of the largest entropy possible
 KINDS = ("previous", "next", "self", "first", "separator", "duplicate", "induction", "positional", "broad", "mixed")
+SPREAD = (
+    "entropy", "breadth", "peak", "previous", "next", "self", "first", "separator", "duplicate", "induction",
+    "positional",
+)  # fmt: skip
 _ROWS = 64  # rows looked at for the largest entropy possible
 
 
-@dataclass(frozen=True)
-class Text:
-    """What the measures need to know of a text, beside the weights.
-
-    rows [B, L] and keys [B, S]: True where a query or key is no padding. query_ids [B, L], key_ids [B, S]: token
-    ids, or None. separators [B, S]: special tokens other than the first token, or None. positions: whether queries and
-    keys are places in one text (not so in cross-attention).
-    """
-
-    rows: Array
-    keys: Array
-    query_ids: Array | None = None
-    key_ids: Array | None = None
-    separators: Array | None = None
-    positions: bool = True
-
-
-def table(part: Any) -> list[dict[str, Any]]:
+def table(part: Any) -> Table:
     """One dict a head of a part that `watch` saw.
 
     Keys: part, layer, head, kind; entropy (nats), breadth (entropy over the largest possible), peak (mean of the row
     maximum), distance (tokens); previous, next, self, first, separator, duplicate, induction (shares of the weight, 0
-    to 1); positional and offset (the best fixed offset's share, and that offset); rows (how many were read), empty (how
-    many rows had nothing to attend to). previous_null, next_null, self_null: the best other fixed offset up to 8 away;
-    first_null, separator_null: the mean of the layer's other heads; duplicate_null, induction_null: the same measure
-    with the tokens shuffled. A measure the text does not allow is None.
+    to 1); positional and offset (the best fixed offset's share, and that offset), positional_often (in which share of
+    the rows the largest weight lies there); rows (how many were read), empty (how many rows had nothing to attend to),
+    texts. previous_null, next_null, self_null: the best other fixed offset up to 8 away; first_null, separator_null,
+    positional_null, breadth_null: the mean of the layer's other heads; duplicate_null, induction_null: the same measure
+    with the tokens shuffled. ..._spread: standard deviation of the texts' own means, where there are two texts or more.
+    A measure the text does not allow is None; in cross-attention there are no offsets.
 
-    duplicate: weight on other places of the same token. induction: weight on what came after those places (the key
-    i - N + 1 on tokens repeated with period N; Olsson et al., 2022).
+    duplicate: weight on other places of the same token (in cross-attention: on any). induction: weight on what came
+    after those places (the key i - N + 1 on tokens repeated with period N; Olsson et al., 2022).
     """
-    found = []
+    found = Table()
     for layer in part.layers:
         call = part.call(layer)
         weights = call.weights()
@@ -98,14 +88,20 @@ def measures(weights: Weights, text: Text | None = None) -> list[dict[str, Any]]
     empty = to_numpy(reads.empty)
     rows = text.rows[:, None] & ~empty  # [B, H, L]
     places = places_of(weights, text)
-    shares = {name: _mean(*x, rows) for name, x in row_shares(weights, places).items()}
+    found = row_shares(weights, places)
+    shares = {name: _mean(*x, rows) for name, x in found.items()}
+    texts = {name: _per_text(*x, rows) for name, x in found.items()}  # [B, H]
+    entropy, peak = to_numpy(reads.entropy), to_numpy(reads.top_k[0])[..., 0]
+    ratio, has = _breadth(weights, entropy)
     columns: dict[str, Any] = {
-        "entropy": _mean(to_numpy(reads.entropy), None, rows),
-        "breadth": _breadth(weights, to_numpy(reads.entropy), rows),
-        "peak": _mean(to_numpy(reads.top_k[0])[..., 0], None, rows),
+        "entropy": _mean(entropy, None, rows),
+        "breadth": _mean(ratio, has, rows),
+        "peak": _mean(peak, None, rows),
         "distance": None,
         **_fixed_offsets(shares if text.positions else {}),
     }
+    texts |= {"entropy": _per_text(entropy, None, rows), "peak": _per_text(peak, None, rows)}
+    texts |= {"breadth": _per_text(ratio, has, rows)}
     if text.positions:
         columns["distance"] = to_numpy(reads.distance).mean(0) if text.rows.all() else _distance(weights, rows)
     for name in ("first", "separator"):
@@ -113,12 +109,27 @@ def measures(weights: Weights, text: Text | None = None) -> list[dict[str, Any]]
         columns[f"{name}_null"] = _other_heads(shares.get(name))
     for name in ("duplicate", "induction"):
         columns[name], columns[f"{name}_null"] = shares.get(name), shares.get(f"{name}_null")
-    counts = {"rows": rows.sum((0, 2)), "empty": empty.sum((0, 2))}
-    found = []
+    columns["positional_often"] = None
+    if text.positions:
+        largest = to_numpy(reads.top_k[1])[..., 0] - positions_of(weights)[:, None]  # [B, H, L], offsets
+        columns["positional_often"] = np.stack(
+            [
+                _mean(largest[:, [h]] == columns["offset"][h], found[f"offset {columns['offset'][h]}"][1], rows[:, [h]])
+                for h in range(H)
+            ]
+        )[:, 0]
+        for name, o in (("previous", -1), ("self", 0), ("next", 1)):
+            texts[name] = texts[f"offset {o}"]
+        texts["positional"] = np.stack([texts[f"offset {o}"][:, h] for h, o in enumerate(columns["offset"])], axis=1)
+    columns["positional_null"] = _other_heads(columns["positional"])
+    columns["breadth_null"] = _other_heads(columns["breadth"])
+    columns |= {f"{name}_spread": _spread(texts.get(name)) for name in SPREAD}
+    counts = {"rows": rows.sum((0, 2)), "empty": empty.sum((0, 2)), "texts": rows.any(2).sum(0)}
+    table = []
     for h in range(H):
         row = {name: _plain(x, h) for name, x in columns.items()}
-        found.append({"kind": kind(row), **row, **{name: int(n[h]) for name, n in counts.items()}})
-    return found
+        table.append({"kind": kind(row), **row, **{name: int(n[h]) for name, n in counts.items()}})
+    return table
 
 
 def kind(row: dict[str, Any]) -> str:
@@ -135,92 +146,7 @@ def kind(row: dict[str, Any]) -> str:
     return "broad" if row["breadth"] is not None and row["breadth"] >= BROAD else "mixed"
 
 
-# the measures
-
-Pairs = tuple[Array, Array]  # queries i, in rising order, and keys j
-
-
-def places_of(weights: Weights, text: Text) -> dict[str, list[Pairs]]:
-    """The places each measure sums: for each name, for each batch entry, queries i and keys j."""
-    B, _, L, S = weights.shape
-    position = _position(weights)
-    found: dict[str, list[Pairs]] = {}
-    every = np.arange(L)
-    for b in range(B):
-        keys = text.keys[b]
-        found.setdefault("first", []).append((every, np.full(L, keys.argmax())))
-        if text.separators is not None and text.separators.any():
-            columns = np.flatnonzero(text.separators[b])
-            found.setdefault("separator", []).append((np.repeat(every, len(columns)), np.tile(columns, L)))
-        if not text.positions:
-            continue
-        for o in range(-REACH, REACH + 1):
-            j = position[b] + o
-            there = (j >= 0) & (j < S)
-            there[there] &= keys[j[there]]
-            found.setdefault(f"offset {o}", []).append((every[there], j[there]))
-        if text.query_ids is None or text.key_ids is None:
-            continue
-        real = np.flatnonzero(keys)
-        shuffled = np.array(text.key_ids[b])
-        shuffled[real] = shuffled[np.random.default_rng(0).permutation(real)]
-        for name, later in (("duplicate", 0), ("induction", 1)):
-            for suffix, ids in (("", text.key_ids[b]), ("_null", shuffled)):
-                pairs = repeats(ids, later, position[b], keys)
-                found.setdefault(name + suffix, []).append(_visible(weights, b, pairs))
-    return found
-
-
-def repeats(ids: Array, later: int, position: Array, keys: Array) -> Pairs:
-    """Queries i and the keys `later` after another place of the query's token; never the query's own place.
-
-    ids [S]: the keys' token ids; position [L]; keys [S]: which are no padding.
-
-    >>> import numpy as np
-    >>> i, j = repeats(np.array([7, 8, 9, 7, 8]), 1, np.arange(5), np.ones(5, bool))
-    >>> list(zip(i.tolist(), j.tolist()))
-    [(0, 4), (3, 1), (4, 2)]
-    """
-    S = len(ids)
-    places: dict[int, list[int]] = {}
-    for j in np.flatnonzero(keys).tolist():
-        places.setdefault(int(ids[j]), []).append(j)
-    pairs = [
-        (i, j + later)
-        for i, at in enumerate(position.tolist())
-        if 0 <= at < S and keys[at]
-        for j in places.get(int(ids[at]), ())
-        if j != at and j + later != at and j + later < S and keys[j + later]
-    ]
-    found = np.asarray(pairs, int).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
-
-
-def row_shares(weights: Weights, places: dict[str, list[Pairs]]) -> dict[str, tuple[Array, Array]]:
-    """For each name: the weight of each row on its places, summed, [B, H, L], and which rows have one, [B, 1, L]."""
-    B, H, L, _ = weights.shape
-    found = {name: (np.zeros((B, H, L)), np.zeros((B, 1, L), bool)) for name in places}
-    for b, block in _row_blocks(weights):
-        A = to_numpy(weights[b, :, block, :])  # [H, l, S]
-        for name, pairs in places.items():
-            i, j = pairs[b]
-            some = slice(*np.searchsorted(i, [block.start, block.stop]))
-            if some.start == some.stop:
-                continue
-            at, begins = np.unique(i[some], return_index=True)
-            values = A[:, i[some] - block.start, j[some]].astype(np.float64)  # [H, places]
-            found[name][0][b, :, at] = np.add.reduceat(values, begins, axis=1).T
-            found[name][1][b, 0, at] = True
-    return found
-
-
-def _visible(weights: Weights, b: int, pairs: Pairs) -> Pairs:
-    """The places that the mask lets a query see; masks that differ by head are rare, and head 0 speaks for all."""
-    i, j = pairs
-    if not len(i):
-        return pairs
-    seen = to_numpy(weights.scores[b, 0, i, j]) > -np.inf
-    return i[seen], j[seen]
+# the columns
 
 
 def _fixed_offsets(shares: dict[str, Array]) -> dict[str, Any]:
@@ -239,20 +165,24 @@ def _fixed_offsets(shares: dict[str, Array]) -> dict[str, Any]:
     return columns | {"positional": known.max(0), "offset": offsets[best]}
 
 
-def _breadth(weights: Weights, entropy: Array, rows: Array) -> Array:
-    """Entropy over log(number of keys a row may attend to), mean over some evenly spaced rows with at least two."""
+def _breadth(weights: Weights, entropy: Array) -> tuple[Array, Array]:
+    """Entropy over log(number of keys a row may attend to), [B, H, L], and the rows that have it, [B, 1, L].
+
+    These are some evenly spaced rows with at least two keys.
+    """
     B, _, L, _ = weights.shape
     i = np.unique(np.linspace(0, max(L - 1, 0), min(L, _ROWS)).astype(int))
     n = np.stack([(to_numpy(weights.scores[b, 0, i, :]) > -np.inf).sum(1) for b in range(B)])  # [B, rows]
-    ratio = entropy[:, :, i] / np.log(np.maximum(n, 2))[:, None]
-    return _mean(ratio, (n > 1)[:, None], rows[:, :, i])
+    ratio, has = np.zeros(entropy.shape), np.zeros((B, 1, L), bool)
+    ratio[:, :, i], has[:, 0, i] = entropy[:, :, i] / np.log(np.maximum(n, 2))[:, None], n > 1
+    return ratio, has
 
 
 def _distance(weights: Weights, rows: Array) -> Array:
     """Mean |position(i) - j| under the weights of the rows that are no padding, [H]."""
     _, H, _, S = weights.shape
-    position, total, share = _position(weights), np.zeros(H), np.zeros(H)
-    for b, block in _row_blocks(weights):
+    position, total, share = positions_of(weights), np.zeros(H), np.zeros(H)
+    for b, block in row_blocks(weights):
         A = to_numpy(weights[b, :, block, :]).astype(np.float64) * rows[b, :, block, None]
         apart = np.abs(position[b, block, None] - np.arange(S))
         total += (A * apart).sum((1, 2))
@@ -263,31 +193,33 @@ def _distance(weights: Weights, rows: Array) -> Array:
 # small things
 
 
-def _position(weights: Weights) -> Array:
-    """position(i) for each batch entry, [B, L]."""
-    B, _, L, _ = weights.shape
-    start = (
-        np.broadcast_to(np.asarray(to_numpy(weights.offset)), (B,))
-        if np.ndim(weights.offset)
-        else np.full(B, weights.offset)
-    )
-    return start[:, None].astype(int) + np.arange(L)
-
-
-def _row_blocks(weights: Weights) -> Iterator[tuple[int, slice]]:
-    B, H, L, S = weights.shape
-    step = max(1, (1 << 22) // max(1, H * S))
-    for b in range(B):
-        for i in range(0, L, step):
-            yield b, slice(i, min(L, i + step))
-
-
 def _mean(values: Array, has: Array | None, rows: Array) -> Array:
     """Mean over batch and rows where `has` and `rows` [B, H, L], one number a head; NaN where there is none."""
     rows = np.broadcast_to(rows if has is None else rows & has, values.shape)
     n = rows.sum((0, 2))
     total = np.where(rows, values, 0.0).sum((0, 2), dtype=np.float64)
     return np.where(n > 0, total / np.maximum(n, 1), np.nan)
+
+
+def _per_text(values: Array, has: Array | None, rows: Array) -> Array:
+    """The same for each text by itself, [B, H]."""
+    return np.stack(
+        [
+            _mean(values[b : b + 1], None if has is None else has[b : b + 1], rows[b : b + 1])
+            for b in range(len(values))
+        ]
+    ) if len(values) else np.zeros((0, rows.shape[1]))
+
+
+def _spread(texts: Array | None) -> Array | None:
+    """Standard deviation over the texts [B, H] that have the measure, [H]; NaN where fewer than two have it."""
+    if texts is None:
+        return None
+    there = np.isfinite(texts)
+    n = there.sum(0)
+    mean = np.where(there, texts, 0.0).sum(0) / np.maximum(n, 1)
+    variance = np.where(there, (texts - mean) ** 2, 0.0).sum(0) / np.maximum(n - 1, 1)
+    return np.where(n > 1, np.sqrt(variance), np.nan)
 
 
 def _other_heads(share: Array | None) -> Array | None:
