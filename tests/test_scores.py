@@ -1,12 +1,22 @@
-"""Dropout is a pure function of seed and place, and looks like chance; a bias is taken where it is asked for."""
+"""Dropout is a pure function of seed and place, and looks like chance; a bias is taken where it is asked for; every
+option is heard on every way that a call can go.
+"""
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import jax
 import numpy as np
 import pytest
 import torch
 
-from headwise.scores import keep, take_bias
+import headwise as hw
+from headwise.scores import Options, keep, take_bias
 from headwise.shapes import Sizes
 
 N = Sizes(3, 4, 2, 61, 67, 1, 1)
@@ -66,3 +76,77 @@ def test_bias_at_indices_and_slices() -> None:
     np.testing.assert_array_equal(np.broadcast_to(take_bias(bias, *at), (2, 2, 1, 2)), full[at])
     box = (slice(1, 2), slice(1, 3), slice(0, 2), slice(2, 5))
     np.testing.assert_array_equal(np.broadcast_to(take_bias(bias, *box), full[box].shape), full[box])
+
+
+B, H, L, S, D = 2, 3, 5, 7, 4
+RNG = np.random.default_rng(0)
+QKV = tuple(RNG.standard_normal((B, H, n, D)).astype(np.float32) for n in (L, S, S))
+EACH: dict[str, Any] = {  # a value for every field that changes the result
+    "scale": 0.9,
+    "mask": hw.causal(),
+    "bias": RNG.standard_normal((H, 1, S)).astype(np.float32),
+    "softcap": 0.7,
+    "score_mod": lambda s, b, h, i, j: s * 0.5 + j,
+    "sinks": RNG.standard_normal(H).astype(np.float32),
+    "head_gate": RNG.standard_normal(H).astype(np.float32),
+    "dropout_p": 0.5,
+}
+
+
+def given(name: str, convert: Callable[[Any], Any]) -> dict[str, Any]:
+    value = EACH[name]
+    return {name: convert(value) if isinstance(value, np.ndarray) else value}
+
+
+def by_torch(name: str, run: Callable[..., Any]) -> np.ndarray:
+    torch.manual_seed(3)
+    found: np.ndarray = run(*map(torch.tensor, QKV), **given(name, torch.tensor)).numpy()
+    return found
+
+
+def gradient(name: str, backend: str) -> np.ndarray:
+    torch.manual_seed(3)
+    q, k, v = (torch.tensor(x, requires_grad=True) for x in QKV)
+    out = hw.attention(q, k, v, backend=backend, **given(name, torch.tensor))
+    return np.concatenate([x.numpy().ravel() for x in torch.autograd.grad(out.square().sum(), (q, k, v))])
+
+
+def by_jax(name: str, transform: Callable[[Any], Any]) -> np.ndarray:
+    options = given(name, jax.numpy.asarray)
+    return np.asarray(transform(lambda *x: hw.attention(*x, **options))(*map(jax.numpy.asarray, QKV)))
+
+
+def test_every_option_is_named_here() -> None:
+    assert {field.name for field in fields(Options)} == {*EACH, "seed"}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_every_way_hears_every_option(name: str) -> None:
+    ways = {"torch": lambda: by_torch(name, lambda *x, **o: hw.attention(*x, backend="torch", **o))}
+    ways["kernels"] = lambda: by_torch(name, hw.attention)
+    ways["graph"] = lambda: by_torch(name, torch.compile(hw.attention, fullgraph=True, backend="eager", dynamic=False))
+    if name != "dropout_p":  # other random numbers
+        ways["NumPy"] = lambda: hw.attention(*QKV, backend="plain", **given(name, np.asarray))
+        ways["NumPy, kernels"] = lambda: hw.attention(*QKV, **given(name, np.asarray))
+        ways["JAX"] = lambda: by_jax(name, lambda f: f)
+        ways["JAX, jit"] = lambda: by_jax(name, jax.jit)
+    found = {way: run() for way, run in ways.items()}
+    without = hw.attention(*QKV)
+    for way, x in found.items():
+        assert np.abs(x - without).max() > 1e-2, way
+        np.testing.assert_allclose(x, found["torch"], rtol=0, atol=3e-6, err_msg=way)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_every_gradient_hears_every_option(name: str) -> None:
+    right = gradient(name, "torch")
+    np.testing.assert_allclose(gradient(name, "auto"), right, rtol=0, atol=3e-5 * np.abs(right).max())
+
+
+@pytest.mark.parametrize("name", [x for x in EACH if x not in ("head_gate", "dropout_p")])
+def test_copies_of_weights_keep_every_option(name: str) -> None:
+    for convert in (np.asarray, torch.tensor):
+        _, w = hw.attention(*map(convert, QKV), weights=True, **given(name, convert))
+        copies = [copy.deepcopy(w)] if name == "score_mod" else [copy.deepcopy(w), pickle.loads(pickle.dumps(w))]
+        for x in copies:
+            np.testing.assert_array_equal(x.to_dense(), w.to_dense())

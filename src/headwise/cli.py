@@ -1,4 +1,4 @@
-"""The command line: `headwise look`, `doctor` and `bench`.
+"""The command line: `headwise look`, `survey`, `doctor` and `bench`.
 
 Input that cannot be used gets one line that says what to do, and exit code 2.
 """
@@ -18,6 +18,7 @@ from typing import Any
 import click
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -151,6 +152,65 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
 
 
 @commands.command()
+@click.argument("corpus", type=click.Path(path_type=Path))
+@click.option("--model", metavar="PATH_OR_NAME", default=MODEL, show_default=True, help="As for look.")
+@click.option("--reads", metavar="NAME,NAME", help="Only these; default all, which tells each head's kind too.")
+@click.option("--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Texts between two states.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Cut longer texts; default what the model takes.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    default="survey.csv",
+    show_default=True,
+    help="The table to write, .csv or .parquet.",
+)
+def survey(corpus: Path, model: str, reads: str | None, batch: int, max_tokens: int | None, output: Path) -> None:
+    """Write a table of every head's figures over CORPUS, with 95 % intervals over its texts.
+
+    CORPUS is a file with a text a line, or .jsonl with a "text" in each object, or .conllu. After an interrupt the same
+    command goes on after the last finished batch. torchrun shares the work among processes:
+    torchrun --nproc-per-node 4 -m headwise survey CORPUS
+    """
+    with needs_extras():
+        import headwise.heads.survey as surveys
+        from headwise.heads.survey_group import Ended, own_device
+    if not corpus.is_file():
+        found = "is none" if corpus.exists() else "is not there"
+        raise Refusal(f"the corpus must be a file of texts; {corpus} {found}")
+    check_output(output)
+    console = Console(stderr=True)
+    shown = console.is_terminal and os.environ.get("RANK", "0") == "0"
+    with console.status("Loading the model"):
+        loaded, tokenizer = load(model)
+    loaded.to(own_device())
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    bar = Progress(*columns, console=console, disable=not shown)
+    with bar, refusing(ValueError), refusing(OSError, f"cannot write {output}: "), refusing(Ended):
+        task = bar.add_task("Surveying", total=corpus.stat().st_size)
+
+        def progress(at: Any) -> None:
+            bar.update(task, completed=at.read, description=f"{at.texts} texts")
+
+        chosen = None if reads is None else [name.strip() for name in reads.split(",")]
+        try:
+            rows = surveys.survey(
+                loaded, tokenizer, corpus, output, reads=chosen, batch=batch, max_tokens=max_tokens, progress=progress
+            )
+        except KeyboardInterrupt:
+            click.echo("headwise: stopped; the same command goes on after the last finished batch", err=True)
+            raise
+    if not rows:  # not the first of several processes
+        return
+    told = Console(highlight=False)
+    told.print(Text(f"{model}: {len(rows)} heads over {rows[0]['texts']} texts of {corpus}"))
+    if "kind" in rows[0]:
+        told.print(kind_table(rows))
+    told.print(Text(f"Wrote {output}"))
+
+
+@commands.command()
 def doctor() -> int:
     """Say what attention runs on here and why: the CPU, the kernels, their cache, the threads."""
     from headwise.doctor import lines
@@ -235,7 +295,7 @@ def check_text(text: str | bytes) -> str:
 
 def check_output(output: Path) -> None:
     """Finds out before the work begins whether the page can be written."""
-    folder = output.resolve().parent
+    folder = output.resolve().parent if output.is_symlink() else output.parent
     if output.is_dir():
         raise Refusal(f"cannot write {output}: it is a folder; name a file in it, as in -o {output / 'heads.html'}")
     if output.exists() and not output.is_file():

@@ -303,6 +303,8 @@ class _MaskMod(Mask):
         if str(getattr(result, "dtype", type(result).__name__)).removeprefix("torch.") != "bool":
             found = getattr(result, "dtype", type(result).__name__)
             raise TypeError(f"mask_mod: the function must return booleans (True = may attend); got {found}")
+        if known(result) is None:  # in a graph that is being traced sizes cannot be compared
+            return result
         full = np.broadcast_shapes(*(tuple(x.shape) for x in (b, h, i, j)))
         shape = tuple(result.shape)
         if len(shape) > len(full) or any(

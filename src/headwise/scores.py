@@ -33,6 +33,12 @@ class Options:
     dropout_p: float = 0.0
     seed: Any = None  # of the dropout, a non-negative int below 2**31 or a tensor of one
 
+    @property
+    def plain(self) -> bool:
+        """Whether there is nothing but a scale and perhaps a mask."""
+        arrays = self.bias is not None or self.sinks is not None or self.head_gate is not None
+        return not (arrays or self.softcap is not None or self.score_mod is not None or self.dropout_p)
+
 
 def take_bias(bias: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
     """The bias at index arrays (or slices) b, h, i, j; axes of width 1 are broadcast."""

@@ -152,3 +152,41 @@ def test_inside_torchs_checkpoint(reentrant):
     inside.sum().backward()
     for x, right in zip(given, torch.autograd.grad(outside.sum(), given), strict=True):
         assert torch.equal(x.grad, right)
+
+
+@pytest.mark.parametrize("mask", [~hw.window(), ~hw.window() | hw.causal(), hw.mask_mod(lambda b, h, i, j: True)])
+def test_masks_that_are_the_same_everywhere(mask):
+    q, k, v = inputs()[:3]
+    found, right = (
+        torch.autograd.grad(hw.attention(q, k, v, mask=mask, backend=backend).sum(), q)[0]
+        for backend in ("auto", "torch")
+    )
+    torch.testing.assert_close(found, right, rtol=0, atol=1e-12)
+
+
+def test_integers_that_meet_numbers_keep_fp64():
+    q, k, v = inputs()[:3]
+    out = hw.attention(q, k, v, score_mod=lambda s, b, h, i, j: s * (1 + 0.3 * abs(i - j)))
+    in_fp64 = lambda s, b, h, i, j: s * (1 + torch.tensor(0.3, dtype=torch.float64) * abs(i - j).double())  # noqa: E731
+    right = hw.attention(q, k, v, score_mod=in_fp64, backend="torch")
+    torch.testing.assert_close(out, right, rtol=0, atol=1e-13)
+    for x, y in zip(*(torch.autograd.grad(z.square().sum(), (q, k, v)) for z in (out, right)), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "mask", [hw.key_lengths(np.zeros(0, int)), hw.keys(np.zeros((0, 7), bool)), hw.causal(np.zeros(0, int))]
+)
+def test_a_batch_of_nothing(mask):
+    q, k, v = (x[:0].detach().requires_grad_() for x in inputs()[:3])
+    (found,) = torch.autograd.grad(hw.attention(q, k, v, mask=mask).sum(), q)
+    assert found.shape == q.shape
+
+
+def test_batched_gradients():
+    q, k, v = inputs()[:3]
+    out = hw.attention(q, k, v).sum((0, 1, 3))  # [L]
+    (found,) = torch.autograd.grad(out, q, torch.eye(5, dtype=torch.float64), is_grads_batched=True)
+    for n in range(5):
+        right = torch.autograd.grad(hw.attention(q, k, v).sum((0, 1, 3))[n], q)[0]
+        torch.testing.assert_close(found[n], right, rtol=0, atol=1e-12)

@@ -20,6 +20,7 @@ from headwise.shapes import Sizes
 
 Tensor = torch.Tensor
 Given = Sequence[Tensor | None]  # q, k, v, bias, sinks, head_gate, and what masks and score functions refer to
+Q, K, V, _BIAS, SINKS, GATE = range(6)  # places in `Given`
 LARGE = 64.0  # of lse: its rounding is 4e-6 of a weight then, in fp32
 VALUES = 1 << 18  # scores in one block: 1 MB in fp32, so that a block stays near the core
 
@@ -76,9 +77,8 @@ class _Problem:
         some = torch.where(lse == -torch.inf, 0.0, lse)
         self.lse = some if bool((some.abs() < LARGE).all()) else None
         # What lies between q . k and the softmax is differentiated by torch, where it is more than a mask.
-        learned = [n for n, x in enumerate(found) if x is not None and n not in (0, 1, 2, 4, 5)]
-        self.learned = learned
-        self.through = bool(learned) or o.softcap is not None or o.score_mod is not None
+        self.learned = [n for n, x in enumerate(found) if x is not None and n not in (Q, K, V, SINKS, GATE)]
+        self.through = bool(self.learned) or o.softcap is not None or o.score_mod is not None
 
     def add(self, block: Block) -> None:
         b, h, i, j = block
@@ -113,23 +113,24 @@ class _Problem:
         inner = (p * dp).sum(3) if self.inner is None else self.inner[b, h, i]  # [b, h, l]
         if self.inner is not None and not self.finite:  # out is NaN where a NaN is attended to
             inner = torch.where(torch.isfinite(inner), inner, (p * dp).sum(3))
-        self._to(5, gate, inner, block)
+        self._to_gate(gate, inner, block)
         if gate is not None:
             factor = gate[h, None] if gate.ndim == 1 else gate[b, h, None]  # [h, 1] or [b, h, 1]
             dout, dp, inner = dout * factor[..., None], dp * factor[..., None], inner * factor
         share = dlse - inner
-        if self.found[4] is not None and sink_share is not None:
-            self.found[4][h] += (sink_share * share).sum((0, 2))
-        if self.found[2] is not None:
-            self.found[2][b, heads, j] += _summed(dropped, dout, v.shape[1])
+        dq, dk, dv, _, dsinks, _ = self.found[:6]
+        if dsinks is not None and sink_share is not None:
+            dsinks[h] += (sink_share * share).sum((0, 2))
+        if dv is not None:
+            dv[b, heads, j] += _summed(dropped, dout, v.shape[1])
         ds = dp.add_(share[..., None]).mul_(p)
         if leaves is not None:
             ds = self._back(s, leaves, ds)
             ds = ds if self.finite else torch.where(torch.isfinite(raw), ds, 0.0)
-        if self.found[0] is not None:
-            self.found[0][b, h, i] = plain.product(ds, k * o.scale)
-        if self.found[1] is not None:
-            self.found[1][b, heads, j] += _summed(ds, q * o.scale, k.shape[1])
+        if dq is not None:
+            dq[b, h, i] = plain.product(ds, k * o.scale)
+        if dk is not None:
+            dk[b, heads, j] += _summed(ds, q * o.scale, k.shape[1])
 
     def _differentiable(self, raw: Tensor, at: Any, block: Block) -> tuple[list[Tensor], Tensor]:
         """What torch differentiates, raw first, and the scores made of it."""
@@ -154,9 +155,9 @@ class _Problem:
                 found += x
         return torch.zeros_like(ds) if draw is None else draw
 
-    def _to(self, n: int, gate: Tensor | None, inner: Tensor, block: Block) -> None:
+    def _to_gate(self, gate: Tensor | None, inner: Tensor, block: Block) -> None:
         """The gate's gradient: sum_i dout . out without the gate."""
-        found = self.found[n]
+        found = self.found[GATE]
         if found is None or gate is None:
             return
         if gate.ndim == 1:

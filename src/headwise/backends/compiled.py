@@ -88,12 +88,10 @@ def attention(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[A
         addresses = [x.__array_interface__["data"][0] for x in (q, k, v, out, lse)]
         problem = Problem(sizes, kind(q), q.itemsize, q.strides, k.strides, v.strides, options.scale)
     call, alive = PLAIN, None
-    o = options
-    others = (o.bias, o.softcap, o.score_mod, o.sinks, o.head_gate)
-    if o.dropout_p or any(x is not None for x in others):
-        problem, call, alive = with_options(problem, o)
-    elif o.mask is not None:
-        problem, call, alive = _with_mask(problem, o, o.mask)
+    if not options.plain:
+        problem, call, alive = with_options(problem, options)
+    elif options.mask is not None:
+        problem, call, alive = _with_mask(problem, options, options.mask)
     plan(problem).run(addresses, call)
     del alive
     return out, lse

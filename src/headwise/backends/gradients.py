@@ -94,7 +94,8 @@ def recomputed(
 
     options: from `given`; twice: the gradients are to be differentiable themselves.
     """
-    if not twice and sizes.B * sizes.H * sizes.L * sizes.S:
+    # Blocks are added up in place, which vmap (is_grads_batched) does not allow.
+    if not twice and not any(map(_batched, grads)) and sizes.B * sizes.H * sizes.L * sizes.S:
         with torch.autocast(grads[0].device.type, enabled=False):
             return backward.gradients(options, sizes, given, [x.detach() for x in results], grads, wanted)
     if not twice:
@@ -115,3 +116,8 @@ def recomputed(
     for n, x in zip(wanted, found, strict=True):
         answer[n] = x
     return answer
+
+
+def _batched(x: Tensor) -> bool:
+    functorch = torch._C._functorch
+    return bool(functorch.is_legacy_batchedtensor(x) or functorch.is_batchedtensor(x))

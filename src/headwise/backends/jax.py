@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -150,7 +151,9 @@ class Rest(NamedTuple):
     def options(self, others: Sequence[Any], arrays: list[Any]) -> Options:
         bias, sinks, gate = others
         mask = unpack(self.rule, arrays, list(self.numbers)) if self.rule else None
-        return Options(self.scale, mask, bias, self.softcap, None, sinks, gate)
+        return Options(
+            scale=self.scale, mask=mask, bias=bias, softcap=self.softcap, sinks=sinks, head_gate=gate
+        )
 
 
 @functools.lru_cache(1024)
@@ -206,7 +209,7 @@ def on_numpy(options: Options) -> Options:
         rule = pack(mask, arrays, numbers)
         mask = unpack(rule, [to_numpy(x) for x in arrays], numbers)
     bias, sinks, gate = (None if x is None else np.asarray(x) for x in (options.bias, options.sinks, options.head_gate))
-    return Options(options.scale, mask, bias, options.softcap, options.score_mod, sinks, gate)
+    return replace(options, mask=mask, bias=bias, sinks=sinks, head_gate=gate)
 
 
 def traced(*arrays: Any) -> bool:

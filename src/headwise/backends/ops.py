@@ -169,7 +169,16 @@ def _options(
     dropout_p: float,
 ) -> Options:
     mask = unpack(rule, arrays, numbers) if rule else None
-    return Options(scale, mask, bias, softcap or None, None, sinks, gate, dropout_p, seed)
+    return Options(
+        scale=scale,
+        mask=mask,
+        bias=bias,
+        softcap=softcap or None,
+        sinks=sinks,
+        head_gate=gate,
+        dropout_p=dropout_p,
+        seed=seed,
+    )
 
 
 @attention_operator.register_vmap

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headwise.kernels.trace import Captures, Node
+from headwise.kernels.trace import REAL_ONLY, Captures, Node, kind
 from headwise.masks import Mask, Span
 from headwise.shapes import Sizes
 
@@ -28,21 +28,22 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "bitwise_and": operator.and_,
     "bitwise_or": operator.or_,
     "bitwise_xor": operator.xor,
-    "invert": operator.invert,
+    "invert": lambda x: not x if isinstance(x, bool) else ~x,
     "negative": operator.neg,
     "absolute": abs,
     "square": lambda x: x * x,
-    "minimum": lambda x, y: torch.minimum(*_alike(x, y)),
-    "maximum": lambda x, y: torch.maximum(*_alike(x, y)),
+    "minimum": lambda x, y: torch.minimum(*_tensors(x, y)),
+    "maximum": lambda x, y: torch.maximum(*_tensors(x, y)),
     "where": lambda condition, x, y: torch.where(torch.as_tensor(condition) != 0, x, y),
     "floor": lambda x: torch.floor(x) if torch.is_tensor(x) else x // 1,
-    **{name: getattr(torch, name) for name in ("exp", "exp2", "log", "tanh", "sqrt", "sigmoid")},
+    **{name: getattr(torch, name) for name in sorted(REAL_ONLY - {"divide"})},
 }
 
 
 def evaluate(tree: Node, leaves: Mapping[str, Any], captures: Captures, arrays: Sequence[Any]) -> Any:
     """leaves: tensors for score, b, h, i, j; arrays: what stands in the places of `captures.arrays`."""
     known: dict[Node, Any] = {}
+    real = leaves["score"].dtype if "score" in leaves else torch.float64
 
     def value(node: Node) -> Any:
         if node not in known:
@@ -61,18 +62,17 @@ def evaluate(tree: Node, leaves: Mapping[str, Any], captures: Captures, arrays: 
         if op == "at":
             array = arrays[int(node[1][1:])]
             return array[tuple(value(x) for x in node[2:])] if len(node) > 2 else array
-        return OPERATIONS[op](*(_tensor(value(x), op) for x in node[1:]))
+        operands = [value(x) for x in node[1:]]
+        kinds = [kind(x, captures.kinds) for x in node[1:]]
+        if op in REAL_ONLY or "real" in kinds:  # torch would make fp32 of an integer that meets a Python number
+            first = 1 if op == "where" else 0
+            operands[first:] = [torch.as_tensor(x, device=leaves["j"].device).to(real) for x in operands[first:]]
+        return OPERATIONS[op](*operands)
 
     return value(tree)
 
 
-def _tensor(x: Any, op: str) -> Any:
-    """torch's functions take tensors only, its operators numbers too."""
-    unary = op in ("exp", "exp2", "log", "tanh", "sqrt", "sigmoid")
-    return torch.as_tensor(x, dtype=torch.float32) if unary and not torch.is_tensor(x) else x
-
-
-def _alike(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _tensors(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = torch.result_type(x, y)
     return torch.as_tensor(x, dtype=dtype), torch.as_tensor(y, dtype=dtype)
 

@@ -42,13 +42,13 @@ def rule(mask: masks.Mask, sizes: Sizes, captures: Captures) -> Node:
         case masks._Lengths(lengths=lengths):
             return ("less", J, _per_batch(lengths, captures))
         case masks._Keys(valid=valid):
-            return ("at", captures.array(valid), B if valid.shape[0] > 1 else ("int", 0), J)
+            return ("at", captures.array(valid), B if valid.shape[0] != 1 else ("int", 0), J)
         case masks._Documents():
             queries, keys, _ = _document_ids(mask)
             return (
                 "equal",
-                ("at", captures.array(queries), B if len(queries) > 1 else ("int", 0), I),
-                ("at", captures.array(keys), B if len(keys) > 1 else ("int", 0), J),
+                ("at", captures.array(queries), B if len(queries) != 1 else ("int", 0), I),
+                ("at", captures.array(keys), B if len(keys) != 1 else ("int", 0), J),
             )
         case masks._Dense(array=array):
             return element(array, captures)
@@ -73,7 +73,7 @@ def element(array: Any, captures: Captures) -> Node:
 def _per_batch(x: Any, captures: Captures) -> Node:
     if getattr(x, "ndim", 0) == 0:
         return captures.integer(int(x))
-    return ("at", captures.array(x), B if x.shape[0] > 1 else ("int", 0))
+    return ("at", captures.array(x), B if x.shape[0] != 1 else ("int", 0))
 
 
 FAR = 1 << 29  # further than any key from any query: a kernel's indices have 32 bits

@@ -36,7 +36,8 @@ def generation_cache(model: Any, make: Callable[[], KVCache] = KVCache) -> Cache
     """
     if not hasattr(getattr(model, "config", None), "get_text_config"):
         raise TypeError(f"generation_cache: model must be a Hugging Face decoder; got {type(model).__name__}")
-    found: Any = make() if callable(make) else make
+    maker: Any = make
+    found = maker() if callable(maker) else maker
     if not isinstance(found, KVCache):
         found_name = type(found).__name__
         raise TypeError(f"generation_cache: make must make a KVCache, as KVCache itself does; got {found_name}")
