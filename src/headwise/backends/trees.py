@@ -66,7 +66,7 @@ def evaluate(tree: Node, leaves: Mapping[str, Any], captures: Captures, arrays: 
         kinds = [kind(x, captures.kinds) for x in node[1:]]
         if op in REAL_ONLY or "real" in kinds:  # torch would make fp32 of an integer that meets a Python number
             first = 1 if op == "where" else 0
-            operands[first:] = [torch.as_tensor(x, device=leaves["j"].device).to(real) for x in operands[first:]]
+            operands[first:] = [torch.as_tensor(x, dtype=real, device=leaves["j"].device) for x in operands[first:]]
         return OPERATIONS[op](*operands)
 
     return value(tree)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from headwise import masks
-from headwise.models.calls import Call, new_call
+from headwise.models.calls import new_call
 from headwise.models.interface import Seen
 from headwise.models.places import Place
 from headwise.reading import Reads, asked
@@ -140,7 +140,7 @@ class ReadCall:
 def read_call(seen: Seen, chosen: list[int] | None, reads: dict[str, Any]) -> ReadCall:
     """Reads an attention call at once. Padding is left out as a query with nothing to attend to is."""
     call = new_call(seen, chosen)
-    weights = real_weights(call)
+    weights = real_weights(call.weights(), call.query_mask())
     _, _, L, S = weights.shape
     found = weights.read(**_within(reads, L, S))
     return ReadCall(
@@ -148,9 +148,8 @@ def read_call(seen: Seen, chosen: list[int] | None, reads: dict[str, Any]) -> Re
     )
 
 
-def real_weights(call: Call) -> Weights:
-    """A call's weights in which a query of padding attends to nothing, so that no read counts it."""
-    weights, real = call.weights(), call.query_mask()
+def real_weights(weights: Weights, real: Tensor | None) -> Weights:
+    """Weights in which a query of padding attends to nothing, so that no read counts it; real [B or 1, L] or None."""
     if real is None or bool(real.all()):
         return weights
     B, _, _, S = weights.shape
