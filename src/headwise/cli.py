@@ -200,7 +200,7 @@ def survey(corpus: Path, model: str, reads: str | None, batch: int, max_tokens: 
             )
         except KeyboardInterrupt:
             click.echo("headwise: stopped; the same command goes on after the last finished batch", err=True)
-            raise
+            raise click.Abort from None
     if not rows:  # not the first of several processes
         return
     told = Console(highlight=False)

@@ -1,0 +1,115 @@
+"""The texts of a corpus of any size, one after the other: plain text, JSON lines, CoNLL-U."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".conllu": "conllu", ".conll": "conllu"}  # else plain text
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some texts in a row. read: bytes of the corpus that have been read after them. digest: of all texts so far."""
+
+    number: int
+    texts: list[str]
+    read: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A file of texts: one a line; or with .jsonl one JSON object a line with a "text"; or with .conllu sentences.
+
+    Empty lines and empty texts are left out. Raises ValueError with the line's number where a line is not what its
+    format says.
+    """
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        if not self.path.is_file():
+            what = "is no file" if self.path.exists() else "does not exist"
+            raise ValueError(f"survey: the corpus must be a file of texts; {self.path} {what}")
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    def batches(self, n: int) -> Iterator[Batch]:
+        """Batches of n texts; where they are cut depends on nothing else."""
+        digest = ""
+        texts = self.texts()
+        for number in itertools.count():
+            some = list(itertools.islice(texts, n))
+            if not some:
+                return
+            data = "\0".join([digest, *(text for text, _ in some)]).encode("utf-8", "surrogatepass")
+            digest = hashlib.sha256(data).hexdigest()
+            yield Batch(number, [text for text, _ in some], some[-1][1], digest)
+
+    def texts(self) -> Iterator[tuple[str, int]]:
+        """Each text, and how many bytes had been read when it was complete."""
+        kind = FORMATS.get(self.path.suffix.lower(), "text")
+        read: Any = {"text": _plain, "jsonl": self._jsonl, "conllu": self._conllu}[kind]
+        for text, at in read(self._lines()):
+            if text.strip():
+                yield text.strip(), at
+
+    def _lines(self) -> Iterator[tuple[int, str, int]]:
+        """Line number, line and bytes read."""
+        read = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                read += len(line)
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    raise self._wrong(number, "is not UTF-8; convert the file first, for example with iconv") from None
+                yield number, text.rstrip("\r\n"), read
+
+    def _wrong(self, number: int, what: str) -> ValueError:
+        return ValueError(f"survey: line {number} of {self.path} {what}")
+
+    def _jsonl(self, lines: Iterator[tuple[int, str, int]]) -> Iterator[tuple[str, int]]:
+        for number, line, at in lines:
+            if not line.strip():
+                continue
+            try:
+                said = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise self._wrong(number, f"is no JSON: {error}") from None
+            if not isinstance(said, dict) or not isinstance(said.get("text"), str):
+                raise self._wrong(number, f'must be an object with a "text" that is a string; got {line:.60}')
+            yield said["text"], at
+
+    def _conllu(self, lines: Iterator[tuple[int, str, int]]) -> Iterator[tuple[str, int]]:
+        """A sentence's own `# text`, else its forms, with a space where SpaceAfter does not say No."""
+        stated, forms, covered, at = None, "", 0, 0
+        for number, line, at in lines:
+            if not line.strip():
+                yield (forms if stated is None else stated), at
+                stated, forms, covered = None, "", 0
+            elif line.startswith("#"):
+                name, _, value = line[1:].partition("=")
+                stated = value.strip() if name.strip() == "text" else stated
+            else:
+                columns = line.split("\t")
+                token, _, last = columns[0].partition("-")
+                if len(columns) != 10 or not token.replace(".", "", 1).isdigit():
+                    raise self._wrong(number, f"must have the ten columns of CoNLL-U; got {line:.60}")
+                if "." in token or (not last and int(token) <= covered):  # an empty node; inside a word of several
+                    continue
+                covered = int(last) if last.isdigit() else covered
+                forms += columns[1] + ("" if "SpaceAfter=No" in columns[9].split("|") else " ")
+        yield (forms if stated is None else stated), at
+
+
+def _plain(lines: Iterator[tuple[int, str, int]]) -> Iterator[tuple[str, int]]:
+    return ((line, at) for _, line, at in lines)
