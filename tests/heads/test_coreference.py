@@ -1,0 +1,88 @@
+"""What a word refers to, in heads, against a plain search through eager weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from heads import marked
+
+from headwise.heads.coreference import Referring, coreference
+from headwise.heads.words import words_of
+from headwise.models.pretrained import load_encoder_or_decoder
+
+SENTENCE = "The scientist thanked the engineer because she solved the problem."
+TEXTS = [
+    Referring(SENTENCE, [("she", "scientist")], ["scientist", "engineer", "problem"]),
+    Referring("Unfathomable Ana met Bo and he greeted her.", [("he", "Bo"), ("her", "Ana")]),
+]
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_is_what_a_plain_search_finds(kind: str) -> None:
+    model, tokenizer = getattr(marked, kind)(), marked.tokenizer()
+    right: dict[tuple[int, int], list[bool]] = {}
+    weight: dict[tuple[int, int], list[float]] = {}
+    for text in TEXTS:
+        ids = tokenizer(text.text)["input_ids"]
+        words = words_of(tokenizer, ids)
+        labels = [x.casefold() for x in words.labels]
+        for layer, A in enumerate(marked.eager(model, ids)):
+            for source, target in text.links:
+                w = labels.index(source.casefold())
+                among = [
+                    x
+                    for x in range(len(words))
+                    if not words.special[x] and x != w and (text.mentions is None or labels[x] in text.mentions)
+                    if kind == "encoder" or x < w
+                ]
+                for h in range(len(A)):
+                    score = {x: np.mean([A[h, m, words.spans[x]].sum() for m in words.spans[w]]) for x in among}
+                    there = labels.index(target.casefold())
+                    right.setdefault((layer, h), []).append(max(among, key=lambda x: score[x]) == there)
+                    weight.setdefault((layer, h), []).append(float(score[there]))
+    rows = coreference(model, tokenizer, TEXTS)
+    assert [(row["layer"], row["head"]) for row in rows] == list(right)
+    for row in rows:
+        at = row["layer"], row["head"]
+        assert row["n"] == 3
+        assert row["accuracy"] == pytest.approx(np.mean(right[at]))
+        assert row["weight"] == pytest.approx(np.mean(weight[at]), rel=1e-3, abs=1e-6)
+    assert len({row["accuracy"] for row in rows}) > 1
+
+
+def test_baselines() -> None:
+    rows = coreference(marked.encoder(), marked.tokenizer(), TEXTS)
+    row = rows[0]
+    # nearest earlier word to choose from: engineer for she; "and" for he; "greeted" for her
+    assert row["nearest"] == 0
+    assert row["offset"] == -2  # of -5, -2 and -6, each right once, the nearest
+    assert row["offset_accuracy"] == pytest.approx(1 / 3)
+    assert row["chance"] == pytest.approx((1 / 3 + 1 / 8 + 1 / 8) / 3)
+    nearer = [Referring(SENTENCE, [("she", "engineer")], ["scientist", "engineer"])]
+    assert coreference(marked.encoder(), marked.tokenizer(), nearer)[0]["nearest"] == 1
+
+
+def test_minilm_links_she_to_the_scientist() -> None:
+    """A known answer: head 5.10 gives the scientist .34 of the weight of "she", and the engineer .26."""
+    model, tokenizer = load_encoder_or_decoder("minilm")
+    rows = coreference(model, tokenizer, [Referring(SENTENCE, [("she", "scientist")], ["scientist", "engineer"])])
+    top = max(rows, key=lambda row: row["weight"])
+    assert (top["layer"], top["head"]) == (5, 10)
+    assert top["weight"] == pytest.approx(0.34, abs=6e-3)
+    assert top["accuracy"] == 1
+
+
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    ([], ValueError, "coreference: texts must hold at least one link; got none"),
+    ([Referring(SENTENCE, ["she"])], TypeError, r"coreference: a link must be a pair of words, .*; got 'she'"),
+    ([Referring(SENTENCE, [("she", "nurse")])], ValueError, '"nurse" is not a word of the text'),
+    ([Referring(SENTENCE, [("the", "engineer")])], ValueError, '"the" is in the text 3 times; pick one with'),
+]
+
+
+@pytest.mark.parametrize(("texts", "error", "words"), REFUSED, ids=["none", "no pair", "not there", "several"])
+def test_refuses(texts: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        coreference(marked.encoder(), marked.tokenizer(), texts)
