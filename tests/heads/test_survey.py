@@ -106,6 +106,8 @@ def test_kinds_and_nulls_come_from_the_means(corpus: Path) -> None:
     assert by_head[0, 2]["positional"] == by_head[0, 2]["previous"] > by_head[0, 2]["previous_null"]
     others = [row["first"] for row in rows if row["layer"] == 1 and row["head"] != 11]
     assert by_head[1, 11]["first_null"] == pytest.approx(np.mean(others))
+    fixed = [row["positional"] for row in rows if row["layer"] == 0 and row["head"] != 2]
+    assert by_head[0, 2]["positional_null"] == pytest.approx(np.mean(fixed))
     assert len(rows) == 72
 
 

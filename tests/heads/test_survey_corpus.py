@@ -77,6 +77,16 @@ def test_a_line_that_cannot_be_read(name: str, data: bytes, words: str, tmp_path
         texts(corpus(tmp_path, name, data))
 
 
+def test_a_corpus_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", closed)  # root may read everything
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(ValueError, match=r"survey: the corpus .*a.txt cannot be read: Permission denied"):
+        Corpus(tmp_path / "a.txt")
+
+
 def test_a_corpus_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"survey: the corpus must be a file of texts; .*gone.txt does not exist"):
         Corpus(tmp_path / "gone.txt")

@@ -207,8 +207,8 @@ def test_what_is_no_mask_is_refused(said: Any) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     model, inputs = zoo.gpt_oss()
-    with hw.watch(model, file=tmp_path / "run") as _:
-        model(**inputs)
+    with hw.watch(model, file=tmp_path / "run"):
+        model(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]))
     return tmp_path / "run"
 
 
@@ -273,6 +273,10 @@ BROKEN = {
     "ids": (array("ids", lambda x: x[:, 1:]), r"ids has shape \(2, 12\), which does not go with B=2"),
     "mask": (lambda said, arrays: first(said).update(mask=["xor"]), "is no mask"),
     "another mask": (another_mask, "keys: valid"),
+    "real in numbers": (array("real", lambda x: x.long()), "real is torch.int64"),
+    "heads": (lambda said, arrays: said["parts"][0].update(chosen={"0": [1, 2]}), "layer 0 has 6 heads, and 2 numbers"),
+    "words": (lambda said, arrays: said.update(text={"tokens": [[], []], "special": [], "words": []}), "is missing"),
+    "calls": (lambda said, arrays: said["parts"][0].update(layers={"0": []}), "layer 0 has no calls"),
     "scale": (lambda said, arrays: first(said).update(scale="x"), "could not convert string to float"),
     "layer": (lambda said, arrays: said["parts"][0].update(layers={"x": []}), "invalid literal for int"),
 }

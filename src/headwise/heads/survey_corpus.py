@@ -37,6 +37,10 @@ class Corpus:
         if not self.path.is_file():
             what = "is no file" if self.path.exists() else "does not exist"
             raise ValueError(f"survey: the corpus must be a file of texts; {self.path} {what}")
+        try:
+            self.path.open("rb").close()
+        except OSError as error:
+            raise ValueError(f"survey: the corpus {self.path} cannot be read: {error.strerror}") from None
 
     @property
     def size(self) -> int:

@@ -63,10 +63,10 @@ def table_of(state: State) -> Table:
         columns[f"{name}_texts"] = [int(n) for n in count]
         if name in FIXED:
             columns[f"{name}_null"] = _best_other(means, FIXED[name])
-        elif name in ("first", "separator"):
+        elif name in ("first", "separator", "breadth"):
             columns[f"{name}_null"] = _other_heads(mean, layers)
     if "offset 0" in means:
-        columns |= _positional(means)
+        columns |= _positional(means, layers)
     rows = Table()
     complete = set(names) == {figure for figures in FIGURES.values() for figure in figures}
     for n, (part, layer, head) in enumerate(state.heads):
@@ -97,12 +97,13 @@ def _best_other(means: dict[str, Array], offset: int) -> list[float | None]:
     return _plain(np.delete(shares, offset + REACH, axis=0).max(0))
 
 
-def _positional(means: dict[str, Array]) -> dict[str, list[Any]]:
+def _positional(means: dict[str, Array], layers: list[tuple[Any, ...]]) -> dict[str, list[Any]]:
     shares = _shares(means)
-    best = shares.argmax(0)
-    known = np.isfinite(shares.max(0))
+    best, largest = shares.argmax(0), shares.max(0)
+    known = np.isfinite(largest)
     return {
-        "positional": _plain(shares.max(0)),
+        "positional": _plain(largest),
+        "positional_null": _other_heads(np.where(known, largest, np.nan), layers),
         "offset": [int(o) - REACH if yes else None for o, yes in zip(best, known, strict=True)],
     }
 

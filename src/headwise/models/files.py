@@ -59,7 +59,7 @@ def save(heads: Heads, path: str | os.PathLike[str]) -> Path:
 
     if not any(part.layers for part in heads.parts.values()):
         raise ValueError("save: nothing has been seen; run the model inside the `with hw.watch(model)` block")
-    read = any(part.read for part in heads.parts.values())
+    read = any(part.kept_reads for part in heads.parts.values())
     said = {
         "version": VERSION,
         "model": heads.model_name,
@@ -150,14 +150,14 @@ def _write(path: Path, arrays: dict[str, Tensor]) -> None:
 
 
 def _part(part: Part, put: Callable[[Any], str]) -> dict[str, Any]:
-    one = _read_call if part.read else _call
-    calls = part.read or part.kept
+    one = _read_call if part.kept_reads else _call
+    calls = part.kept_reads or part.kept
     return {
         "name": part.name,
         "cross": part.cross,
         "above": None if part.ids_above is None else put(part.ids_above[0]),
         "chosen": {str(layer): heads for layer, heads in part.chosen.items()},
-        "reads": bool(part.read),
+        "reads": bool(part.kept_reads),
         "layers": {str(layer): [one(call, put) for call in calls[layer]] for layer in sorted(calls)},
     }
 
@@ -197,7 +197,7 @@ def _text(parts: list[Part]) -> dict[str, Any] | None:
     tokenizer = parts[0].tokenizer
     if tokenizer is None:
         return None
-    found = [call.ids for part in parts for calls in (part.read or part.kept).values() for call in calls[:]]
+    found = [call.ids for part in parts for calls in (part.kept_reads or part.kept).values() for call in calls]
     found += [part.ids_above[0] for part in parts if part.ids_above]
     rows = {tuple(row) for ids in found if ids is not None for row in ids.tolist()}
     ids = sorted({i for row in rows for i in row})
@@ -223,15 +223,29 @@ def _heads(said: dict[str, Any], arrays: dict[str, Tensor]) -> Heads:
         part = parts[str(one["name"])] = Part(str(one["name"]), tokenizer)
         part.cross = bool(one["cross"])
         part.ids_above = None if one["above"] is None else [arrays[one["above"]]]
-        part.chosen = {int(layer): list(heads) for layer, heads in one["chosen"].items()}
         for layer, calls in one["layers"].items():
             if one["reads"]:
-                part.read[int(layer)] = [_opened_reads(call, arrays) for call in calls]
+                part.kept_reads[int(layer)] = [_opened_reads(call, arrays) for call in calls]
             else:
                 part.kept[int(layer)] = [_opened(call, arrays) for call in calls]
-    heads = Heads(str(said["model"]), parts)
-    heads.checked = None if said["check"] is None else Check(**said["check"])
-    return heads
+            if not calls:
+                _wrong(f"layer {layer} has no calls")
+        part.chosen = {int(layer): [int(head) for head in heads] for layer, heads in one["chosen"].items()}
+        for layer, heads in part.chosen.items():
+            if len(heads) != part.num_heads(layer):
+                _wrong(f"layer {layer} has {part.num_heads(layer)} heads, and {len(heads)} numbers for them")
+        if tokenizer is not None:
+            _check_words(part, tokenizer)
+    found = Heads(str(said["model"]), parts)
+    found.checked = None if said["check"] is None else Check(**said["check"])
+    return found
+
+
+def _check_words(part: Part, tokenizer: KeptTokenizer) -> None:
+    calls = [call for some in (part.kept_reads or part.kept).values() for call in some]
+    every = [call.ids for call in calls] + (part.ids_above or [])
+    for row in {tuple(row) for ids in every if ids is not None for row in ids.tolist()}:
+        tokenizer.words(list(row))  # a KeyError where a text or a token of it is missing
 
 
 def _opened(said: dict[str, Any], arrays: dict[str, Tensor]) -> Call:
@@ -285,6 +299,8 @@ def _per_text(name: str, named: dict[str, Tensor | None], sizes: Sizes, n: int |
     x = named[name]
     if x is not None and (x.ndim != 2 or x.shape[0] not in (1, sizes.B) or (n is not None and x.shape[1] != n)):
         _wrong(f"{name} has shape {tuple(x.shape)}, which does not go with B={sizes.B}")
+    if x is not None and (x.dtype == torch.bool) != (name != "ids"):
+        _wrong(f"{name} is {x.dtype}")
     return x
 
 

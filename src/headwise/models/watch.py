@@ -100,7 +100,7 @@ class Recorder(Session):
         if self.keep.reads is None:
             add_call(part.kept.setdefault(call.layer, []), call, chosen)
         else:
-            part.read.setdefault(call.layer, []).append(read_call(call, chosen, self.keep.reads))
+            part.kept_reads.setdefault(call.layer, []).append(read_call(call, chosen, self.keep.reads))
         part.ids_above = self._ids_above(call) or part.ids_above
         return []
 
@@ -121,7 +121,7 @@ class Part:
         self.name, self.tokenizer = name, tokenizer
         self.cross = False
         self.kept: dict[int, list[Call]] = {}
-        self.read: dict[int, list[ReadCall]] = {}  # in place of `kept`, where reads were asked for
+        self.kept_reads: dict[int, list[ReadCall]] = {}  # in place of `kept`, where reads were asked for
         self.chosen: dict[int, list[int]] = {}  # the heads that are there, for each layer that has not all of them
         self.ids_above: Any = None
         self.source: Part | None = None  # of cross-attention: the part its keys come from
@@ -133,11 +133,11 @@ class Part:
     @property
     def layers(self) -> list[int]:
         """The layers that were seen, in order."""
-        return sorted(self.kept or self.read)
+        return sorted(self.kept or self.kept_reads)
 
     def num_heads(self, layer: int) -> int:
         """How many query heads of a layer were kept."""
-        if self.read:
+        if self.kept_reads:
             return int(self.read_calls(layer)[0].shape[1])
         return int(self._calls(layer)[0].q[0].shape[1])
 
@@ -153,7 +153,7 @@ class Part:
         """The same with what is known of each call's text."""
         if self.kept:
             raise ValueError(f"heads: weights were kept, no reads; read them, as in heads[{layer}].read(entropy=True)")
-        return self._of_layer(self.read, layer)
+        return self._of_layer(self.kept_reads, layer)
 
     def calls(self, layer: int) -> list[Weights]:
         """The weights of each separate call of a layer; the steps of one generation are one call."""
@@ -190,7 +190,7 @@ class Part:
         return calls[0]
 
     def _calls(self, layer: int) -> list[Call]:
-        if self.read:
+        if self.kept_reads:
             raise ValueError(f"heads: only reads were kept, no weights; take heads.reads({layer})")
         return self._of_layer(self.kept, layer)
 
@@ -230,7 +230,7 @@ class Part:
         return ids if ids is not None and call.one_text else None
 
     def _only_call(self) -> Call | ReadCall:
-        if not self.read:
+        if not self.kept_reads:
             return self.call(self.layers[0])
         calls = self.read_calls(self.layers[0])
         if len(calls) > 1:
@@ -419,8 +419,8 @@ class Heads:
         from headwise.view.report import report
 
         for part in self.parts.values():
-            if part.read or part.chosen:
-                what = "weights were" if part.read else "all heads of each layer were"
+            if part.kept_reads or part.chosen:
+                what = "weights were" if part.kept_reads else "all heads of each layer were"
                 raise ValueError(f"report: it shows whole layers; watch again so that {what} kept")
         return report(self, path, links)
 
