@@ -122,6 +122,16 @@ def test_other_dtypes_on_the_checking_machine(interpreted, dtype, sizes, name, i
     agree(interpreted(*args, GEOMETRIES[isa]), expected, dtype)
 
 
+@pytest.mark.parametrize("name", ["plain", "causal"])
+@pytest.mark.parametrize("stride", [22, 25])
+@pytest.mark.parametrize("isa", ["avx2", "avx512bf16"])
+def test_pairs_of_bf16_are_read_where_they_lie(interpreted, isa, stride, name):
+    (q, k, v, o), expected = case((2, 2, 1, 29, 37, 22, 5), "bfloat16", name)
+    around = np.full((*k.shape[:3], stride), np.nan, k.dtype)
+    around[..., :22] = k
+    agree(interpreted(q, around[..., :22], v, o, GEOMETRIES[isa]), expected, "bfloat16")
+
+
 @pytest.mark.parametrize("isa", ["avx2", "avx512bf16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

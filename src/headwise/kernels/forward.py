@@ -88,6 +88,7 @@ class Layout:
         self.words = -(-s.D // 2) if pair else s.D
         self.k_stride, self.v_stride = up(self.words, n), up(s.Dv, n)
         self.packed = s.dtype != s.real
+        self.words_at_hand = pair and s.D % 2 == 0  # a narrow key's row is words of pairs as it lies
         self.at: dict[str, int] = {}
         self.shared = 0
         tiles = len(Adjuster.tiles_of(s.rules.change)) + len(Adjuster.tiles_of(s.rules.visible))
@@ -95,7 +96,7 @@ class Layout:
             ("S", (KB + 8) * self.QB),
             ("alpha", self.QB),
             ("line", n),
-            ("K", KB * self.k_stride if self.packed else 0),
+            ("K", KB * self.k_stride if self.packed and not self.words_at_hand else 0),
             ("V", KB * self.v_stride if self.packed or s.rules.visible else 0),
             ("tiles", tiles * KB * n),
         ):
@@ -246,11 +247,12 @@ class _Program:
         """A block of narrow keys and values as what the products read: numbers, or words of pairs."""
         m, n, A, nk = self.m, self.n, self.A, keys.count
         k, v = keys.k + keys.first * A["k_l"], keys.v + keys.first * A["v_l"]
-        for j in m.range(0, nk):
-            for d, part in m.pieces(self.s.D, n * self.each):
-                m.store(
-                    m.load_words(k + (j * A["k_l"] + d), part), self.K + (j * self.layout.k_stride + d // self.each)
-                )
+        if not self.layout.words_at_hand:
+            for j in m.range(0, nk):
+                for d, part in m.pieces(self.s.D, n * self.each):
+                    m.store(
+                        m.load_words(k + (j * A["k_l"] + d), part), self.K + (j * self.layout.k_stride + d // self.each)
+                    )
         if self.pair:
             for j in m.range(0, nk // 2):
                 self.zip(v + j * 2 * A["v_l"], v + (j * 2 + 1) * A["v_l"], j)
@@ -274,13 +276,13 @@ class _Program:
         """
         m = self.m
         m.store_block(m.load_block(at["M"], self.QB, 1, self.nv), self.alpha, self.QB)
-        if self.packed:
-            row = place.j - keys.first
+        row = place.j - keys.first
+        k, k_stride = keys.k + place.j * self.A["k_l"], self.A["k_l"]
+        v, v_stride = keys.v + place.j * self.A["v_l"], self.A["v_l"]
+        if self.packed and not self.layout.words_at_hand:
             k, k_stride = self.K + row * self.layout.k_stride, m.scalar(self.layout.k_stride)
+        if self.packed:
             v, v_stride = self.V + row // self.each * self.layout.v_stride, m.scalar(self.layout.v_stride)
-        else:
-            k, k_stride = keys.k + place.j * self.A["k_l"], self.A["k_l"]
-            v, v_stride = keys.v + place.j * self.A["v_l"], self.A["v_l"]
         self.scores(k, k_stride, nk, part, at, lambda j: self.ahead(place, keys, j, soon))
         if self.visible and self.change:
             for masked in m.either(part == 1):
@@ -324,6 +326,8 @@ class _Program:
 
         def tile(j: Value, rows: int) -> None:
             places = [k + m.min(nk - 1, j + r) * k_stride for r in range(rows)]  # past the end: the last key again
+            if self.layout.words_at_hand:
+                places = [p.to("word") for p in places]
             ahead(j)
             found = self.tile(places, at["Q"])
             if self.s.natural:

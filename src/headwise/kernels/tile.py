@@ -327,7 +327,11 @@ class Machine(ABC):
 
     def _exp2_fraction(self, f: Value, degree: int, start: float) -> Value:
         """2**f - 1 + start on [-1/2, 1/2]."""
-        *rest, last = EXP2[degree]
+        return self._polynomial(f, EXP2[degree], start)
+
+    def _polynomial(self, f: Value, coefficients: Sequence[float], start: float) -> Value:
+        """start + f * (c[0] + c[1] f + ...)."""
+        *rest, last = coefficients
         p = self.splat(last)
         for c in reversed(rest):
             p = self.fma(p, f, self.splat(c))
