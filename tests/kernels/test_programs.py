@@ -41,6 +41,10 @@ def options(name, B, H, L, S, rng):
             return {"mask": hw.mask_mod(lambda b, h, i, j: (i + 2 * j + h) % 3 != 0)}
         case "bias":
             return {"bias": rng.standard_normal((1, H, L, S)).astype(np.float32)}
+        case "softcap":
+            return {"softcap": 1.5, "bias": rng.standard_normal((1, H, L, S)).astype(np.float32), "mask": hw.causal()}
+        case "cap of its own":  # the score is needed outside the tanh as well
+            return {"score_mod": lambda s, b, h, i, j: 1.5 * np.tanh(s * 0.7) + s}
         case "all":
             table = rng.standard_normal((H, L + S))
             return {
@@ -56,7 +60,8 @@ def options(name, B, H, L, S, rng):
     raise AssertionError(name)
 
 
-OPTIONS = ["plain", "causal", "window", "offsets", "documents", "keys", "dense", "mask_mod", "bias", "all", "dropout"]
+OPTIONS = ["plain", "causal", "window", "offsets", "documents", "keys", "dense", "mask_mod", "bias", "softcap"]
+OPTIONS += ["cap of its own", "all", "dropout"]
 
 
 def case(sizes, dtype, name):
@@ -115,7 +120,7 @@ def test_fp32_on_the_checking_machine(interpreted, sizes, name, isa):
         ("bfloat16", "avx512bf16"),
     ],
 )
-@pytest.mark.parametrize("name", ["causal", "all"])
+@pytest.mark.parametrize("name", ["causal", "softcap", "cap of its own", "all"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_other_dtypes_on_the_checking_machine(interpreted, dtype, sizes, name, isa):
     args, expected = case(sizes, dtype, name)

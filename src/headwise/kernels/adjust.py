@@ -57,6 +57,20 @@ def nodes(tree: Node) -> Iterator[Node]:
     yield tree
 
 
+def is_cap(node: Node) -> bool:
+    """Whether a node is c * tanh(x * y) with numbers c and y: a softcap."""
+    if node[0] != "multiply" or node[1][0] != "number" or node[2][0] != "tanh":
+        return False
+    inside = node[2][1]
+    return bool(inside[0] == "multiply" and inside[2][0] == "number")
+
+
+def begins_with_cap(tree: Node | None) -> bool:
+    """Whether a tree refers to the score once, as what a softcap caps."""
+    found = list(nodes(tree)) if tree else []
+    return found.count(("score",)) == 1 and any(is_cap(x) and x[2][1][1] == ("score",) for x in found)
+
+
 @dataclass
 class Place:
     """Where a vector of scores lies: b, h and the axis that does not run along the lanes are scalars."""
@@ -81,6 +95,7 @@ class Adjuster:
         self, m: Machine, operands: Sequence[Operand], lanes: str, size: Value, rough: bool = False
     ) -> None:
         self.m, self.lanes, self.size, self.rough = m, lanes, size, rough
+        self.unscaled: Value = None  # what scores are still to be multiplied by, where the tree begins with a softcap
         self.operands = {a.name: a for a in operands}
         self.kinds: Mapping[str, str] = {a.name: a.element for a in operands}
 
@@ -171,6 +186,12 @@ class Adjuster:
         if op == "where":
             condition = self._boolean(node[1], place)
             return m.select(condition, *self._alike(node[2:], place))
+        if self.rough and is_cap(node):
+            (_, inside, by), most = node[2][1], m.args[node[1][1]]
+            y = m.args[by[1]]
+            if inside == ("score",) and self.unscaled is not None:
+                y = y * self.unscaled
+            return m.rough_cap(self._real(inside, place), y, most)
         if op in REAL_ONLY:
             return self._function(op, [self._real(x, place) for x in node[1:]])
         operands = self._alike(node[1:], place)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules
+from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, begins_with_cap
 from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
 from headwise.kernels.trace import Node
 
@@ -145,6 +145,8 @@ class _Program:
         self.zero, self.lowest = m.splat(0.0), m.splat(LOWEST[m.real])
         self.unit, self.scale = m.splat(self.A["unit"]), m.splat(self.A["scale"])
         self.adjuster = Adjuster(m, s.rules.operands, "i", self.A["queries"], s.dtype in ("bf16", "f16"))
+        if s.natural and self.adjuster.rough and begins_with_cap(self.change):
+            self.adjuster.unscaled = self.A["scale"]
         self.degree = 11 if m.real == "f64" else 5 if s.dtype == "f32" else 4
 
     def run(self) -> None:
@@ -330,7 +332,7 @@ class _Program:
                 places = [p.to("word") for p in places]
             ahead(j)
             found = self.tile(places, at["Q"])
-            if self.s.natural:
+            if self.s.natural and self.adjuster.unscaled is None:
                 found = [[x * self.scale for x in row] for row in found]
             m.store_block(found, self.S + j * self.QB, self.QB)
             if not self.change:

@@ -371,10 +371,14 @@ class Machine(ABC):
         return e / (e + self.splat(2.0))
 
     def rough_tanh(self, x: Value) -> Value:
-        """1 - 2 / (e**2x + 1): tanh to a few millionths of 1, not of itself."""
-        x, top = x * self.splat(2 * LOG2E), self.splat(40.0)
+        """tanh to a few millionths of 1, not of itself."""
+        return self.rough_cap(x, self.number(1.0), self.number(1.0))
+
+    def rough_cap(self, x: Value, y: Value, c: Value) -> Value:
+        """c tanh(x y) as c - 2 c / (e**2xy + 1), y and c scalars: to a few millionths of c."""
+        x, top = x * self.splat(y * self.number(2 * LOG2E)), self.splat(40.0)
         e = self.exp2(self.select(x > top, top, x), 4)
-        return self.fma(self.splat(-2.0), self.reciprocal(e + self.splat(1.0)), self.splat(1.0))
+        return self.fma(self.splat(c * self.number(-2.0)), self.reciprocal(e + self.splat(1.0)), self.splat(c))
 
     def reciprocal(self, x: Value) -> Value:
         """1 / x for numbers of moderate size, perhaps a few roundings off."""
