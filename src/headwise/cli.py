@@ -157,6 +157,7 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
 @click.option("--reads", metavar="NAME,NAME", help="Only these; default all, which tells each head's kind too.")
 @click.option("--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Texts between two states.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Cut longer texts; default what the model takes.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of each process.")
 @click.option(
     "-o",
     "--output",
@@ -166,7 +167,9 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
     show_default=True,
     help="The table to write, .csv or .parquet.",
 )
-def survey(corpus: Path, model: str, reads: str | None, batch: int, max_tokens: int | None, output: Path) -> None:
+def survey(
+    corpus: Path, model: str, reads: str | None, batch: int, max_tokens: int | None, threads: int, output: Path
+) -> None:
     """Write a table of every head's figures over CORPUS, with 95 % intervals over its texts.
 
     CORPUS is a file with a text a line, or .jsonl with a "text" in each object, or .conllu. After an interrupt the same
@@ -194,10 +197,9 @@ def survey(corpus: Path, model: str, reads: str | None, batch: int, max_tokens: 
             bar.update(task, completed=at.read, description=f"{at.texts} texts")
 
         chosen = None if reads is None else [name.strip() for name in reads.split(",")]
+        options: dict[str, Any] = {"reads": chosen, "batch": batch, "max_tokens": max_tokens, "threads": threads}
         try:
-            rows = surveys.survey(
-                loaded, tokenizer, corpus, output, reads=chosen, batch=batch, max_tokens=max_tokens, progress=progress
-            )
+            rows = surveys.survey(loaded, tokenizer, corpus, output, **options, progress=progress)
         except KeyboardInterrupt:
             click.echo("headwise: stopped; the same command goes on after the last finished batch", err=True)
             raise click.Abort from None

@@ -129,6 +129,19 @@ def test_twice_gives_the_same_bytes(corpus: Path) -> None:
     assert sorted(path.name for path in corpus.parent.iterdir()) == ["corpus.txt", "one.csv", "two.csv"]
 
 
+def test_the_number_of_threads_outside_changes_nothing(corpus: Path) -> None:
+    model, tokenizer = load_encoder_or_decoder("minilm")
+    before = torch.get_num_threads()
+    try:
+        for n in (1, 2):
+            torch.set_num_threads(n)
+            survey(model, tokenizer, corpus, corpus.with_name(f"{n}.csv"), batch=3)
+            assert torch.get_num_threads() == n
+    finally:
+        torch.set_num_threads(before)
+    assert corpus.with_name("1.csv").read_bytes() == corpus.with_name("2.csv").read_bytes()
+
+
 def test_long_texts_are_cut_and_counted(corpus: Path) -> None:
     pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -211,6 +224,7 @@ def test_a_batch_that_fails_leaves_the_state_of_the_one_before(corpus: Path, mon
     [
         ({"batch": 3}, r"out.csv.part is of a survey with another batch \(2, now 3\); delete it to begin anew"),
         ({"reads": ["first"]}, r"with another figures \(entropy, breadth, .*, now first\)"),
+        ({"threads": 2}, r"with another threads \(1, now 2\)"),
         ({"max_tokens": 9}, r"with another max_tokens \(512, now 9\)"),
     ],
 )
@@ -289,6 +303,7 @@ def test_one_text_has_no_interval_and_none_has_no_mean() -> None:
         ({"reads": []}, "survey: reads must name at least one read, each once; got none"),
         ({"reads": ["peak", "peak"]}, "each once; got peak, peak"),
         ({"batch": 0}, "survey: batch must be an int of at least 1; got 0"),
+        ({"threads": True}, "survey: threads must be an int of at least 1; got True"),
         ({"max_tokens": -1}, "survey: max_tokens must be an int of at least 1; got -1"),
         ({"output": "table.txt"}, "survey: the output must end in .parquet or .csv; got table.txt"),
         ({"output": "no/such/table.csv"}, "survey: cannot write no/such/table.csv: there is no folder .*; make it"),

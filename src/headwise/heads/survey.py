@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def survey(
     reads: list[str] | None = None,
     batch: int = 32,
     max_tokens: int | None = None,
+    threads: int = 1,
     progress: Callable[[Progress], None] | None = None,
 ) -> Table:
     """Reads every head on every text of a corpus, and writes one row a head.
@@ -67,6 +69,8 @@ def survey(
             where all are read.
         batch: how many texts between two states.
         max_tokens: longer texts are cut; default what the model takes.
+        threads: of each process. The last bits of a model's matrix products depend on it, so it is part of what must be
+            the same for the same bytes; 1, so that one process and many agree.
         progress: called after each round of batches, on every process.
     Returns:
         the rows: part, layer, head, kind, texts; and for each figure its mean, `_low`, `_high` and `_texts` (how many
@@ -82,7 +86,7 @@ def survey(
     if not names or len(set(names)) < len(names):
         raise ValueError(f"survey: reads must name at least one read, each once; got {', '.join(names) or 'none'}")
     names = [name for name in FIGURES if name in names]
-    counts: list[tuple[str, Any]] = [("batch", batch), ("max_tokens", max_tokens)]
+    counts: list[tuple[str, Any]] = [("batch", batch), ("max_tokens", max_tokens), ("threads", threads)]
     for what, n in counts:
         if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
             raise ValueError(f"survey: {what} must be an int of at least 1; got {n!r}")
@@ -95,9 +99,20 @@ def survey(
         "figures": [figure for name in names for figure in FIGURES[name]],
         "batch": batch,
         "max_tokens": reader.limit,
+        "threads": threads,
     }
-    with group() as processes:
+    with _threads(threads), group() as processes:
         return _Survey(reader, texts, out, settings, processes, progress).run(batch)
+
+
+@contextmanager
+def _threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Survey:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -59,7 +60,8 @@ class Group:
         except RuntimeError as error:  # a connection that was closed; NCCL's and gloo's errors derive from it
             if isinstance(error, Ended):
                 raise
-            self.ended(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self.ended(re.sub(r"^\[[^\]]*\]\s*", "", first).split(". ")[0])  # without where in torch it was noticed
         return [None if k < 0 else x[:k].cpu().numpy() for x, k in zip(every, lengths, strict=True)]
 
     def ended(self, why: str) -> NoReturn:
