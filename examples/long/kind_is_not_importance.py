@@ -54,13 +54,15 @@ def contrast(output: Any, batch: Any) -> torch.Tensor:
     """Cross-entropy of finding each text's other half among the batch, [B]; texts 2 n and 2 n + 1 belong together."""
     x = embedding(output, batch)
     scores = (20 * (x @ x.T)).masked_fill(torch.eye(len(x), dtype=torch.bool), -1e9)
-    return torch.nn.functional.cross_entropy(scores, torch.arange(len(x)) ^ 1, reduction="none")
+    loss: torch.Tensor = torch.nn.functional.cross_entropy(scores, torch.arange(len(x)) ^ 1, reduction="none")
+    return loss
 
 
 def direction(output: Any, batch: Any) -> torch.Tensor:
     """The embedding along a direction drawn by chance, [B]: for texts without a task."""
     x = embedding(output, batch)
-    return x @ torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0)) / x.shape[1] ** 0.5
+    along: torch.Tensor = x @ torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0))
+    return along / x.shape[1] ** 0.5
 
 
 def turned(model: Any, batch: Any, every: list[Head]) -> dict[Head, float]:
