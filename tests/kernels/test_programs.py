@@ -7,6 +7,7 @@ import pytest
 
 import headwise as hw
 from headwise import reference
+from headwise.kernels.forward import KB_BIAS
 from headwise.kernels.tile import GEOMETRIES
 from headwise.scores import Options, keep
 from headwise.shapes import Sizes
@@ -135,6 +136,13 @@ def test_pairs_of_bf16_are_read_where_they_lie(interpreted, isa, stride, name):
     around = np.full((*k.shape[:3], stride), np.nan, k.dtype)
     around[..., :22] = k
     agree(interpreted(q, around[..., :22], v, o, GEOMETRIES[isa]), expected, "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_bias_is_added_to_longer_blocks_of_keys(interpreted, dtype):
+    sizes = (1, 1, 1, 17, KB_BIAS + 5, 2, 3)
+    args, expected = case(sizes, dtype, "bias")
+    agree(interpreted(*args, GEOMETRIES["avx512bf16"]), expected, dtype)
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512bf16"])

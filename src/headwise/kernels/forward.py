@@ -16,6 +16,7 @@ from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machi
 from headwise.kernels.trace import Node
 
 KB = 128  # keys in a block
+KB_BIAS = 384  # where a bias is added and nothing hidden: its rows come from memory faster in longer runs
 UNROLL = 4  # keys at once in the softmax
 AHEAD = 6144  # bytes between the keys that are multiplied and those that memory is asked for
 
@@ -51,6 +52,11 @@ class Forward(Program):
             *((x, "f64") for x in ("scale", "unit", "natural", "factor")),
             *self.rules.signature(),
         ]
+
+    @property
+    def KB(self) -> int:
+        """Keys in a block."""
+        return KB_BIAS if self.rules.visible is None and Adjuster.tiles_of(self.rules.change) else KB
 
     def scratch(self, geometry: Geometry, blocks: int) -> int:
         """Numbers of scratch memory for a task of so many blocks of queries."""
@@ -93,12 +99,12 @@ class Layout:
         self.shared = 0
         tiles = len(Adjuster.tiles_of(s.rules.change)) + len(Adjuster.tiles_of(s.rules.visible))
         for name, size in (
-            ("S", (KB + 8) * self.QB),
+            ("S", (s.KB + 8) * self.QB),
             ("alpha", self.QB),
             ("line", n),
-            ("K", KB * self.k_stride if self.packed and not self.words_at_hand else 0),
-            ("V", KB * self.v_stride if self.packed or s.rules.visible else 0),
-            ("tiles", tiles * KB * n),
+            ("K", s.KB * self.k_stride if self.packed and not self.words_at_hand else 0),
+            ("V", s.KB * self.v_stride if self.packed or s.rules.visible else 0),
+            ("tiles", tiles * s.KB * n),
         ):
             self.at[name] = self.shared
             self.shared += up(size, 16)
@@ -186,8 +192,8 @@ class _Program:
             self.load_queries(q + i0 * A["q_l"], m.min(self.QB, A["queries"] - i0), h, self.state(block))
             lo, hi, _, _ = self.span(b, first + block)
             start.v, stop.v = m.min(start.v, lo), m.max(stop.v, hi)
-        for j in m.range(start.v // 2 * 2 if self.pair else start.v, stop.v, KB):
-            nk = m.min(KB, stop.v - j)
+        for j in m.range(start.v // 2 * 2 if self.pair else start.v, stop.v, self.s.KB):
+            nk = m.min(self.s.KB, stop.v - j)
             if self.packed:
                 self.pack(Keys(k, v, j, nk))
             for block in m.range(0, blocks):
@@ -373,10 +379,10 @@ class _Program:
                 ask(later(keys.v, soon.v, row, A["v_l"]), A["v_l"], s.Dv)
         tiles = Adjuster.tiles_of(self.change)
         if tiles:
-            queries = -(-self.QB * self.rows_at_once // KB)
+            queries = -(-self.QB * self.rows_at_once // s.KB)
             here = Place(place.b, place.h, place.i + j // self.rows_at_once * queries, place.j)
             for node in tiles:
-                self.adjuster.ask(node, here, KB, queries)
+                self.adjuster.ask(node, here, s.KB, queries)
         for _ in m.when((soon.first == 1) & (j < self.QB)):
             ask(soon.queries + j * A["q_l"], A["q_l"], s.D)
             ask(soon.out + j * A["o_l"], A["o_l"], s.Dv, True)
@@ -404,7 +410,7 @@ class _Program:
             place = block.at(i=block.i + v * n)
             fetched: list[tuple[Node, Pointer]] = []
             for node in tiles:
-                where = (self.A["scratch"] + (self.layout.at["tiles"] + len(fetched) * KB * n)).to(
+                where = (self.A["scratch"] + (self.layout.at["tiles"] + len(fetched) * self.s.KB * n)).to(
                     adjuster.kept_as(node)
                 )
                 adjuster.fetch(node, place, nk, where)
