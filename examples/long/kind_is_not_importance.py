@@ -62,7 +62,7 @@ def direction(output: Any, batch: Any) -> torch.Tensor:
     """The embedding along a direction drawn by chance, [B]: for texts without a task."""
     x = embedding(output, batch)
     along: torch.Tensor = x @ torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0))
-    return along / x.shape[1] ** 0.5
+    return along / float(np.sqrt(x.shape[1]))
 
 
 def turned(model: Any, batch: Any, every: list[Head]) -> dict[Head, float]:
