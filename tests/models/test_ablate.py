@@ -168,3 +168,18 @@ def test_refuses_to_guess_the_part() -> None:
         hw.ablate(model, [(0, 0)], part="self"),
     ):
         pass
+
+
+def test_heads_stay_off_where_gradient_checkpointing_runs_a_layer_once_more() -> None:
+    model, inputs = zoo.llama()
+    model.train()
+    found = []
+    for again in (False, True):
+        if again:
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        model.zero_grad()
+        with torch.enable_grad(), hw.ablate(model, [(0, 1), (1, 2)]):
+            model(**inputs, labels=inputs["input_ids"], use_cache=False).loss.backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-6)

@@ -70,6 +70,8 @@ def ablate(
 class Ablation(Session):
     """A session in which some heads of one part are off."""
 
+    acts = True
+
     def __init__(
         self,
         model: Any,

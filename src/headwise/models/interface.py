@@ -61,6 +61,8 @@ class Seen:
 class Session:
     """A model whose attention goes through headwise while the session is open."""
 
+    acts = False  # whether it changes outputs, and not only looks
+
     def __init__(self, model: Any, op: str) -> None:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(
@@ -108,6 +110,8 @@ class Session:
         """The place, layer and forward of a call. A module called again in one forward is a further layer (ALBERT)."""
         place = self.places[id(module)]
         run = self.runs.get(place.owner) or self.runs.setdefault(place.owner, Run())
+        if _in_backward() and place.part not in run.shared:
+            return place, place.layer, run
         ordinal, position = run.calls.get(id(module), 0), run.order.get(place.part, 0)
         run.calls[id(module)], run.order[place.part] = ordinal + 1, position + 1
         if run.depth == 0:  # an attention layer called by itself, outside a model's forward
@@ -278,8 +282,9 @@ def attention_function(
     sessions = [s for s in list(_open) if id(module) in s.places]
     attentions = kwargs.get("output_attentions") or _configured(module)
     silent: set[int] = set()
-    if not _in_backward():  # gradient checkpointing calls the layers again
-        for session in sessions:
+    again = _in_backward()  # gradient checkpointing calls the layers once more
+    for session in sessions:
+        if session.acts or not again:
             place, layer, run = session.locate(module)
             attentions = attentions or any(r.attentions and r.depth for r in session.runs.values())
             silent.update(
