@@ -135,6 +135,25 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(kind: str) -> None:
             torch.testing.assert_close(layer(piece, cache=cache), layer(piece, cache=other), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("kind", ["static", "allocated", "unequal"])
+def test_another_batch_is_refused_before_positions_are_made_of_it(kind: str) -> None:
+    layer, x = decoder(), torch.randn(2, 3, 12, dtype=torch.float64)
+    caches = {
+        "static": lambda: KVCache.static(7),
+        "allocated": lambda: KVCache.static(7, batch=2, layer=layer),
+        "unequal": KVCache,
+    }
+    cache = caches[kind]()
+    with torch.no_grad():
+        if kind != "allocated":
+            layer(x, cache=cache, lengths=[3, 2])
+        held = cache.lengths.tolist()
+        for B in (1, 3):
+            with pytest.raises(ValueError, match=rf"^KVCache.append: k must have B=2 \(from the cache\); got \({B}, "):
+                layer(torch.randn(B, 1, 12, dtype=torch.float64), cache=cache)
+    assert cache.lengths.tolist() == held
+
+
 def test_keys_of_a_context_are_appended() -> None:
     layer = decoder(kdim=7, vdim=7, causal=False)
     x, context = torch.randn(2, 3, 12, dtype=torch.float64), torch.randn(2, 8, 7, dtype=torch.float64)

@@ -128,6 +128,10 @@ class KVCache:
         self._lengths = [n + m for n, m in zip(before, new, strict=True)]
         return self._held(before, M, M if queries is None else queries)
 
+    def check_new(self, k: Any, v: Any) -> None:
+        """Refuses k [B, Hkv, M, D] and v [B, Hkv, M, Dv] that `append` would refuse for their shapes or types."""
+        checks.check_new(k, v, self._layout)
+
     def crop(self, lengths: Any) -> None:
         """Forgets all tokens but the first ones: takes back what a refused or speculative step appended.
 

@@ -260,6 +260,8 @@ class MultiHeadAttention(nn.Module):
         q, k, v = projections.project(self, x, keys, keys if value is None else value)  # [B, H, L, D] and so on
         q = q if self.q_norm is None else self.q_norm(q)
         k = k if self.k_norm is None else self.k_norm(k)
+        if cache is not None:
+            cache.check_new(k, v)  # before positions are made of its lengths
         if self.rotary is not None:
             q, k = self.rotary.both(q, k, *where.for_rotary(L, M, alike, cache, x.device), alike)
         offset, start, real = None, 0, None
