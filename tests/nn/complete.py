@@ -137,7 +137,7 @@ def expected(
         q, k = normalised(q, p, "q_norm", o["qk_norm"]), normalised(k, p, "k_norm", o["qk_norm"])
     i, j, near = places(call, B, L, S, extras)  # [B, L], [B, S], [B, L, S]
     if "rotary" in o:
-        q, k = turned(q, i, o["rotary"]), turned(k, j, o["rotary"])
+        q, k = turned(q, i, o["rotary"], j), turned(k, j, o["rotary"], i)
     k, v = kept(k), kept(v)
     left, right = call.window
     seen = np.broadcast_to(allowed, (B, H, L, S)) & np.ones((B, H, L, S), bool)
@@ -208,12 +208,12 @@ def normalised(x: np.ndarray, p: dict[str, np.ndarray], name: str, norm: QKNorm)
     return y * weight + bias
 
 
-def turned(x: np.ndarray, at: np.ndarray, rotary: RotaryEmbedding) -> np.ndarray:
-    """x [B, H, L, D] turned in the complex plane by positions [B, L]."""
+def turned(x: np.ndarray, at: np.ndarray, rotary: RotaryEmbedding, beside: np.ndarray) -> np.ndarray:
+    """x [B, H, L, D] turned in the complex plane by positions [B, L]; beside: the other positions of the call."""
     R, frequencies = rotary.width, np.array(rotary.frequencies)
     if isinstance(rotary.scaling, DynamicNTKScaling):
         s = rotary.scaling
-        length = max(int(at.max(initial=-1)) + 1, s.max_positions)
+        length = max(int(at.max(initial=-1)) + 1, int(beside.max(initial=-1)) + 1, s.max_positions)
         base = rotary.base * (s.factor * length / s.max_positions - s.factor + 1) ** (R / max(R - 2, 1))
         frequencies = base ** -(np.arange(0, R, 2) / R)
     first, second = (slice(0, R, 2), slice(1, R, 2)) if rotary.interleaved else (slice(R // 2), slice(R // 2, R))

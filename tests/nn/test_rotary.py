@@ -12,9 +12,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as apply_interleaved
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+import headwise as hw
 from headwise.nn import (
     DynamicNTKScaling,
     Llama3Scaling,
+    MultiHeadAttention,
     RotaryEmbedding,
     YarnScaling,
 )
@@ -81,6 +83,44 @@ def test_dynamic_base_follows_the_length(length: int) -> None:
     want, _ = ROPE_INIT_FUNCTIONS["dynamic"](config(PARAMETERS["dynamic"]), seq_len=length)
     got = scaling.stretched(D, 10000.0, torch.tensor([[2, length - 1], [3, 0]]))
     np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=3e-6)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [((3, 4), (3, 31, 20)), ((3, 31), (0, 1, 2))], ids=str)
+def test_dynamic_base_is_one_for_queries_and_keys(queries: tuple[int, ...], keys: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    rotary = RotaryEmbedding(4, scaling=DynamicNTKScaling(2.0, 5))
+    layer = MultiHeadAttention(10, 2, head_dim=5, kdim=7, rotary=rotary, dtype=torch.float64).eval()
+    x, context = torch.randn(1, 2, 10, dtype=torch.float64), torch.randn(1, 3, 7, dtype=torch.float64)
+    context_v = torch.randn(1, 3, 10, dtype=torch.float64)
+    at, to = torch.tensor(queries), torch.tensor(keys)
+    _, weights = layer(x, context, context_v, positions=at, key_positions=to, weights=True)
+    plain = RotaryEmbedding(4, base=10000.0 * (2.0 * 32 / 5 - 1) ** (4 / 2))  # the call's length is 32 for both
+    q = plain(layer.q_proj(x).unflatten(-1, (2, 5)).transpose(1, 2), at)  # [B, H, L, D]
+    k = plain(layer.k_proj(context).unflatten(-1, (2, 5)).transpose(1, 2), to)
+    want = (q @ k.mT / 5**0.5).softmax(-1)
+    for h in range(2):
+        torch.testing.assert_close(torch.as_tensor(weights[0, h]), want[0, h], rtol=1e-9, atol=1e-12)
+
+
+def test_dynamic_base_follows_the_length_in_an_exported_model() -> None:
+    reference = pytest.importorskip("onnx.reference")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(12, 3, rotary=RotaryEmbedding(4, scaling=DynamicNTKScaling(2.0, 5))).eval()
+    sizes = {0: torch.export.Dim("B", min=2, max=64), 1: torch.export.Dim("L", min=2, max=64)}
+    program = torch.onnx.export(
+        layer,
+        (torch.randn(2, 5, 12),),
+        dynamo=True,
+        opset_version=23,
+        verbose=False,
+        custom_translation_table=hw.onnx_translations(),
+        dynamic_shapes=(sizes,),
+    )
+    x = torch.randn(3, 11, 12)
+    name = program.model.graph.inputs[0].name
+    (got,) = reference.ReferenceEvaluator(program.model_proto).run(None, {name: x.numpy()})
+    np.testing.assert_allclose(got, layer(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_dynamic_base_of_a_single_pair() -> None:

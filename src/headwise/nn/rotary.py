@@ -84,11 +84,16 @@ class RotaryEmbedding(nn.Module):
         scaling = scalings.from_parameters(parameters, max_positions)
         return cls(width, base=base, interleaved=interleaved, scaling=scaling)
 
-    def table(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [..., L, R / 2] of positions [..., L], in the dtype that inputs of `dtype` turn in."""
+    def table(self, positions: Tensor, dtype: torch.dtype, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [..., L, R / 2] of positions [..., L], in the dtype that inputs of `dtype` turn in.
+
+        beside: the other positions of the same call, which count for its length too.
+        """
         exact, work = scalings.exact(positions.device), torch.float64 if dtype == torch.float64 else torch.float32
         if isinstance(self.scaling, DynamicNTKScaling):
-            frequencies = self.scaling.stretched(self.width, self.base, positions)
+            frequencies = self.scaling.stretched(
+                self.width, self.base, positions, *(() if beside is None else (beside,))
+            )
         else:
             frequencies = torch.tensor(self.frequencies, dtype=exact, device=positions.device)
         angles = positions.to(exact)[..., None] * frequencies
@@ -111,8 +116,8 @@ class RotaryEmbedding(nn.Module):
         self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, alike: bool
     ) -> tuple[Tensor, Tensor]:
         """q [B, H, L, D] and k [B, Hkv, S, D] turned by positions [L] or [B, L], [S] or [B, S]; alike: by the same."""
-        table = _for_heads(self.table(queries, q.dtype))
-        return self.rotate(q, table), self.rotate(k, table if alike else _for_heads(self.table(keys, k.dtype)))
+        table = _for_heads(self.table(queries, q.dtype, None if alike else keys))
+        return self.rotate(q, table), self.rotate(k, table if alike else _for_heads(self.table(keys, k.dtype, queries)))
 
     def forward(self, x: Any, positions: Tensor | None = None) -> Tensor:
         """x turned by its positions.

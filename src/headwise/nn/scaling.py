@@ -59,8 +59,9 @@ class LinearScaling(Scaling):
 class DynamicNTKScaling(Scaling):
     """A larger base once the text is longer than `max_positions` (Peng et al., 2024, section 3.3 and appendix B.2).
 
-    The length is the largest position of the call, plus one. Keys that a cache already holds keep the base they came
-    with, as in stock implementations: beyond max_positions, step by step is not quite the whole at once.
+    The length is the largest position of the call, of queries and keys, plus one. Keys that a cache already holds
+    keep the base they came with, as in stock implementations: beyond max_positions, step by step is not quite the whole
+    at once.
     """
 
     factor: float
@@ -70,11 +71,12 @@ class DynamicNTKScaling(Scaling):
     def frequencies(self, width: int, base: float) -> np.ndarray:
         return rotary_frequencies(width, base)
 
-    def stretched(self, width: int, base: float, positions: Tensor) -> Tensor:
-        """[width / 2] in fp64 (fp32 where the device has none), for the largest of the positions."""
-        n = torch.arange(0, width, 2, device=positions.device).to(exact(positions.device)) / width
-        least = torch.full((1,), self.max_positions, device=positions.device, dtype=n.dtype)
-        length = torch.cat([positions.flatten().to(n.dtype) + 1, least]).amax()
+    def stretched(self, width: int, base: float, *positions: Tensor) -> Tensor:
+        """[width / 2] in fp64 (fp32 where the device has none), for the largest of all the positions."""
+        device = positions[0].device
+        n = torch.arange(0, width, 2, device=device).to(exact(device)) / width
+        least = torch.full((1,), self.max_positions, device=device, dtype=n.dtype)
+        length = torch.cat([*(x.flatten().to(n.dtype) + 1 for x in positions), least]).amax(0)  # ONNX needs the axis
         ratio = self.factor * length / self.max_positions - (self.factor - 1)
         return (base * ratio ** (width / max(width - 2, 1))) ** -n  # one pair: its angle does not depend on the base
 
