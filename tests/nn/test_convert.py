@@ -120,6 +120,21 @@ def test_from_torch_of_something_else() -> None:
     assert str(error.value) == "from_torch: module must be a torch.nn.MultiheadAttention; got Linear"
 
 
+def test_classmethods_are_functions_too() -> None:
+    module = theirs()
+    layer, same = convert.from_torch(module), MultiHeadAttention.from_torch(module)
+    assert type(layer) is MultiHeadAttention and str(layer) == str(same)
+    for name, x in layer.state_dict().items():
+        assert torch.equal(x, same.state_dict()[name])
+    with pytest.raises(TypeError, match=r"^from_torch: module must be a torch.nn.MultiheadAttention; got Linear"):
+        convert.from_torch(nn.Linear(2, 2))
+    given = heads()
+    layer, same = convert.from_heads(**given), MultiHeadAttention.from_heads(**given)
+    assert type(layer) is MultiHeadAttention and str(layer) == str(same)
+    for name, x in layer.state_dict().items():
+        assert torch.equal(x, same.state_dict()[name])
+
+
 # from_heads
 
 

@@ -353,7 +353,7 @@ class MultiHeadAttention(nn.Module):
         >>> torch.allclose(ours(x), theirs(x, x, x)[0], atol=1e-6)
         True
         """
-        return convert.from_torch(cls, module)
+        return convert.pytorch.made_from_torch(cls, module)
 
     @classmethod
     def from_heads(
@@ -386,7 +386,7 @@ class MultiHeadAttention(nn.Module):
         >>> mha(torch.tensor([[2.0, 0.0], [1.0, 2.0], [2.0, 0.0]])).shape
         torch.Size([3, 2])
         """
-        return convert.from_heads(
+        return convert.heads.made_from_heads(
             cls, w_q, w_k, w_v, w_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o, head_gate=head_gate, dropout=dropout
         )
 

@@ -123,8 +123,6 @@ def _names(part: Any) -> str:
 
 
 def _layer(op: str, kernels: Mapping[str, Any], biases: Mapping[str, Any]) -> Any:
-    from headwise.nn.layer import MultiHeadAttention
-
     given = {name: as_tensor(op, f"{name} kernel", x) for name, x in kernels.items()}
     for name, x in given.items():
         if x.dim() != 3:
@@ -135,7 +133,7 @@ def _layer(op: str, kernels: Mapping[str, Any], biases: Mapping[str, Any]) -> An
         None if (b := biases.get(name)) is None else as_tensor(op, f"{name} bias", b) for name in NAMES
     )
     w_q, w_k, w_v = (x.transpose(0, 1) for x in (q, k, v))  # [H, E, D]
-    return from_heads(MultiHeadAttention, w_q, w_k, w_v, o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o)
+    return from_heads(w_q, w_k, w_v, o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o)
 
 
 def _taken(op: str, target: str, layer: Any, allowed: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
     Layer = TypeVar("Layer", bound=MultiHeadAttention)
 
 
-def from_heads(
+def from_heads(w_q: Any, w_k: Any, w_v: Any, w_o: Any, **options: Any) -> MultiHeadAttention:
+    """See `MultiHeadAttention.from_heads`, which has these arguments.
+
+    >>> w = np.ones((4, 12, 3))
+    >>> from_heads(w, w, w, np.ones((12, 12)), b_q=np.zeros((4, 3))).num_heads
+    4
+    """
+    from headwise.nn.layer import MultiHeadAttention
+
+    return MultiHeadAttention.from_heads(w_q, w_k, w_v, w_o, **options)
+
+
+def made_from_heads(
     cls: type[Layer],
     w_q: Any,
     w_k: Any,
@@ -32,7 +44,7 @@ def from_heads(
     head_gate: Any = None,
     dropout: float = 0.0,
 ) -> Layer:
-    """See `MultiHeadAttention.from_heads`."""
+    """The same, as a layer of a class of its own."""
     q = _floats("w_q", w_q)
     k, v, o = _floats("w_k", w_k, q), _floats("w_v", w_v, q), _floats("w_o", w_o, q)
     for name, w, letters in (("w_q", q, "[H, E, D]"), ("w_k", k, "[Hkv, Ec, D]"), ("w_v", v, "[Hkv, Ev, Dv]")):

@@ -15,8 +15,19 @@ if TYPE_CHECKING:
     Layer = TypeVar("Layer", bound=MultiHeadAttention)
 
 
-def from_torch(cls: type[Layer], module: Any) -> Layer:
-    """See `MultiHeadAttention.from_torch`."""
+def from_torch(module: Any) -> MultiHeadAttention:
+    """See `MultiHeadAttention.from_torch`.
+
+    >>> from_torch(nn.MultiheadAttention(12, 4)).num_heads
+    4
+    """
+    from headwise.nn.layer import MultiHeadAttention
+
+    return MultiHeadAttention.from_torch(module)
+
+
+def made_from_torch(cls: type[Layer], module: Any) -> Layer:
+    """The same, as a layer of a class of its own."""
     if not isinstance(module, nn.MultiheadAttention):
         raise TypeError(f"from_torch: module must be a torch.nn.MultiheadAttention; got {type(module).__name__}")
     theirs: Any = module  # torch's own types deny that a part may be None
