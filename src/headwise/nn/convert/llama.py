@@ -79,7 +79,7 @@ def to_llama(layer: Any, *, counts_from_one: bool = False, prefix: str = "") -> 
 
     Args:
         layer: made by `from_llama`, or like it.
-        counts_from_one: norms hold their weights minus 1, as in Gemma.
+        counts_from_one: norms hold their weights minus 1; must be True for Gemma, which no layer says of itself.
         prefix: put before each name.
     Raises:
         ValueError: the layer uses what a LlamaAttention cannot say.
