@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from headwise.nn import ALiBi, MultiHeadAttention, RotaryEmbedding, convert
@@ -148,3 +149,95 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError) as kind:
         convert.save(torch.nn.Linear(2, 2), tmp_path / "layer.safetensors")
     assert str(kind.value) == "save: layer must be a headwise.nn.MultiHeadAttention; got Linear"
+
+
+KEEP: dict[str, Any] = {}
+TENSORS: list[tuple[dict[str, Any], str]] = [
+    ({"q_proj.weight": None}, "lacks tensors: q_proj.weight"),
+    ({"zz": torch.ones(2)}, "holds tensors that the layer has no place for: zz"),
+    ({"k_proj.weight": torch.ones(2, 3)}, "must hold k_proj.weight with shape (12, 12); got (2, 3)"),
+    ({"q_proj.weight": torch.ones(12, 12, dtype=torch.int64)}, "must hold q_proj.weight as "),
+    ({"v_proj.bias": torch.ones(12, dtype=torch.int32)}, "must hold v_proj.bias as "),
+    ({"v_proj.weight": torch.ones(12, 12).half()}, "must hold v_proj.weight in q_proj.weight's dtype float32"),
+]
+BROKEN: list[tuple[Any, str]] = [
+    ('{"a"', "states its options in broken JSON ("),
+    ("[]", "must state its options as names and values; got list"),
+    ({"zork": 3, "a": 1}, "states unknown options: a, zork"),
+    ({"embed_dim": KEEP, "bias": KEEP}, "lacks options: bias, embed_dim"),
+    ({"embed_dim": "12"}, "states options that make no layer (MultiHeadAttention: embed_dim must be a whole number"),
+    ({"num_heads": 5}, "states options that make no layer (MultiHeadAttention: num_heads must be a multiple"),
+    ({"bias": 3}, "states options that make no layer (MultiHeadAttention: bias must be"),
+    ({"output_gate": ["x"]}, "states options that make no layer (MultiHeadAttention: output_gate must be"),
+    ({"dropout": None}, "states options that make no layer (MultiHeadAttention: dropout must be"),
+    ({"rotary": 5}, "states a rotary, window or qk_norm that is none ("),
+    ({"rotary": {"width": "x"}}, "states a rotary, window or qk_norm that is none ("),
+    (
+        {"rotary": {"width": 2, "base": 9.0, "interleaved": False, "scaling": ["os.system", {}]}},
+        "states a rotary, window or qk_norm that is none (",
+    ),
+    ({"window": 5}, "states a rotary, window or qk_norm that is none ("),
+    ({"qk_norm": {"kind": "batch"}}, "states a rotary, window or qk_norm that is none ("),
+]
+
+
+def refused(path: Path, words: str) -> None:
+    with pytest.raises(ValueError) as error:
+        convert.load(path)
+    assert str(error.value).startswith(f"load: {str(path)!r} {words}")
+    assert str(error.value).endswith("; save the layer again, or take the tensors with read(path)")
+
+
+def saved(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    convert.save(shaken(), path)
+    with safe_open(path, framework="pt") as opened:
+        return convert.read(path), json.loads(opened.metadata()["headwise"])
+
+
+@pytest.mark.parametrize(("change", "words"), TENSORS, ids=[words for _, words in TENSORS])
+def test_a_file_with_other_tensors_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "layer.safetensors"
+    state, options = saved(path)
+    changed = {name: x for name, x in (state | change).items() if x is not None}
+    save_file(changed, path, metadata={"headwise": json.dumps(options)})
+    refused(path, words)
+
+
+@pytest.mark.parametrize(("change", "words"), BROKEN, ids=[str(change) for change, _ in BROKEN])
+def test_a_file_with_other_options_is_refused(change: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "layer.safetensors"
+    state, options = saved(path)
+    if not isinstance(change, str):
+        change = json.dumps({name: x for name, x in (options | change).items() if x is not KEEP})
+    save_file(state, path, metadata={"headwise": change})
+    refused(path, words)
+
+
+@pytest.mark.parametrize("call", [convert.read, convert.load, lambda path: convert.save(shaken(), path)])
+def test_paths_are_strings_or_paths(call: Any) -> None:
+    with pytest.raises(TypeError, match=r"^(read|load|save): path must be a string or a path; got None \(NoneType\)$"):
+        call(None)
+
+
+def test_no_folder_to_save_in(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^save: path must lie in a folder that exists; got .*make the folder first$"):
+        convert.save(shaken(), tmp_path / "no" / "layer.safetensors")
+
+
+def test_an_index_that_does_not_fit_its_files(tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    save_file({"a.x": torch.ones(1)}, tmp_path / "one.safetensors")
+    index.write_text(json.dumps({"weight_map": {"a.x": "one.safetensors", "a.y": "one.safetensors"}}))
+    words = r"^read: .* names the tensor 'a.y', which its file 'one.safetensors' does not hold; download"
+    with pytest.raises(ValueError, match=words):
+        convert.read(index, prefix="a.")
+    assert convert.read(index, prefix="a.x").keys() == {""}
+    index.write_text(json.dumps({"weight_map": {"x": index.name}}))
+    with pytest.raises(ValueError, match=r"^read: .* must name safetensors files; got 'model.safetensors.index.json'"):
+        convert.read(index)
+    for where in ([1], {"x": 3}):
+        index.write_text(json.dumps({"weight_map": where}))
+        with pytest.raises(ValueError, match=r"^read: path must be a safetensors file or its index; got "):
+            convert.read(index)
+    with pytest.raises(ValueError, match=r"^load: path must be the one file that save wrote; got .*use read\(path\)$"):
+        convert.load(index)

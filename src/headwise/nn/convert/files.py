@@ -11,13 +11,19 @@ from typing import Any
 from torch import Tensor
 
 from headwise.nn import scaling as scalings
+from headwise.nn.convert.damage import check_tensors, damaged
 from headwise.nn.norms import QKNorm
+from headwise.nn.position_bias import as_position_bias
 from headwise.nn.rotary import RotaryEmbedding
+from headwise.shapes import FLOATS, dtype_name
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 KEY = "headwise"  # of the file's metadata, which hold the layer's options
 SIZES = ("embed_dim", "num_heads", "head_dim", "value_head_dim", "kdim", "vdim", "out_dim")
 PLAIN = ("fused", "causal", "window", "scale", "softcap", "output_gate", "dropout", "output_dropout")
+
+STATED = ("num_kv_heads", "bias", "sinks", "head_gate", "qk_norm", "rotary", "position_bias")
+OPTIONS = frozenset((*SIZES, *PLAIN, *STATED))
 
 
 def read(path: str | os.PathLike[str], *, prefix: str = "") -> dict[str, Tensor]:
@@ -27,29 +33,20 @@ def read(path: str | os.PathLike[str], *, prefix: str = "") -> dict[str, Tensor]
         path: the file.
         prefix: read only names that begin so, and take it off them.
     Raises:
-        ValueError: a pickle (.bin, .pt, ...), or no safetensors file. OSError: the file cannot be read.
+        ValueError: a pickle (.bin, .pt, ...), no safetensors file, or an index that does not fit its files.
+            OSError: the file cannot be read.
     """
     return _read("read", path, prefix)
 
 
 def _read(op: str, path: str | os.PathLike[str], prefix: str) -> dict[str, Tensor]:
     file = _safe(op, path)
-    if file.suffix == ".json":
-        try:
-            where = json.loads(file.read_text())["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{op}: path must be a safetensors file or its index; got {str(path)!r} ({error})"
-            ) from None
-        files = sorted({str(part) for name, part in where.items() if name.startswith(prefix)})
-        found: dict[str, Tensor] = {}
-        for part in files:
-            found |= _read(op, file.parent / Path(part).name, prefix)
-        return found
-    from safetensors import SafetensorError, safe_open
-
     if not file.is_file():
         raise FileNotFoundError(f"{op}: path must be a file that exists; got {str(path)!r}")
+    if file.suffix == ".json":
+        return _read_index(op, file, prefix)
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(file, framework="pt") as opened:
             names = [name for name in opened.keys() if name.startswith(prefix)]  # noqa: SIM118 (it is no mapping)
@@ -58,13 +55,35 @@ def _read(op: str, path: str | os.PathLike[str], prefix: str) -> dict[str, Tenso
         raise ValueError(f"{op}: path must be a safetensors file; got {str(path)!r} ({error})") from None
 
 
+def _read_index(op: str, file: Path, prefix: str) -> dict[str, Tensor]:
+    """The tensors of all files that an index names, each of them in the index's own folder."""
+    try:
+        where = {name: Path(part).name for name, part in json.loads(file.read_text())["weight_map"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{op}: path must be a safetensors file or its index; got {str(file)!r} ({error})") from None
+    wanted = {name: part for name, part in where.items() if name.startswith(prefix)}
+    found: dict[str, Tensor] = {}
+    for part in sorted(set(wanted.values())):
+        if Path(part).suffix == ".json":
+            raise ValueError(f"{op}: {str(file)!r} must name safetensors files; got {part!r}; download the model again")
+        found |= _read(op, file.parent / part, prefix)
+    for name, part in wanted.items():
+        if name.removeprefix(prefix) not in found:
+            raise ValueError(
+                f"{op}: {str(file)!r} names the tensor {name!r}, which its file {part!r} does not hold; "
+                "download the model again"
+            )
+    return found
+
+
 def save(layer: Any, path: str | os.PathLike[str]) -> None:
     """A `MultiHeadAttention` in one safetensors file: its state dict, and its options in the file's metadata.
 
     The file is written beside and then put in place: a failure leaves what was there.
 
     Raises:
-        ValueError: path does not end in .safetensors. TypeError: layer is something else.
+        ValueError: path does not end in .safetensors, or there is no such folder. TypeError: layer or path is
+            something else.
     """
     from safetensors.torch import save_file
 
@@ -72,9 +91,11 @@ def save(layer: Any, path: str | os.PathLike[str]) -> None:
 
     if not isinstance(layer, MultiHeadAttention):
         raise TypeError(f"save: layer must be a headwise.nn.MultiHeadAttention; got {type(layer).__name__}")
-    file = Path(path)
+    file = _path("save", path)
     if file.suffix != ".safetensors":
         raise ValueError(f"save: path must end in .safetensors; got {str(path)!r}")
+    if not file.parent.is_dir():
+        raise ValueError(f"save: path must lie in a folder that exists; got {str(path)!r}; make the folder first")
     state = {name: x.detach().clone().contiguous() for name, x in layer.state_dict().items()}
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -92,7 +113,8 @@ def load(path: str | os.PathLike[str], *, position_bias: Any = None, device: Any
         position_bias: the layer's, where it had one: it may be a function, which no file holds.
         device: where the parameters go; default CPU.
     Raises:
-        ValueError: a pickle, no safetensors file, one that `save` did not write, or a position_bias that is missing.
+        ValueError: a pickle, no safetensors file, one that `save` did not write or that is damaged, or a position_bias
+            that is missing. OSError: the file cannot be read.
 
     >>> import tempfile
     >>> from headwise.nn import MultiHeadAttention
@@ -109,6 +131,8 @@ def load(path: str | os.PathLike[str], *, position_bias: Any = None, device: Any
 
     from headwise.nn.layer import MultiHeadAttention
 
+    if _path("load", path).suffix == ".json":
+        raise ValueError(f"load: path must be the one file that save wrote; got {str(path)!r}; use read(path)")
     state = _read("load", path, "")
     with safe_open(path, framework="pt") as opened:
         metadata = opened.metadata() or {}
@@ -117,21 +141,53 @@ def load(path: str | os.PathLike[str], *, position_bias: Any = None, device: Any
             f"load: path must be a file that headwise.nn.convert.save wrote; {str(path)!r} has no options in its "
             "metadata; take its tensors with read(path) and a conversion, as in from_llama(read(path), config)"
         )
-    options = json.loads(metadata[KEY])
-    if options.pop("position_bias") and position_bias is None:
+    options, biased = _stated(path, metadata[KEY])
+    if biased and position_bias is None:
         raise ValueError(
             "load: position_bias must be given (the layer had one, and a file holds no functions); got None"
         )
-    options |= {"position_bias": position_bias, "rotary": _rotary(options["rotary"])}
-    options["window"] = None if options["window"] is None else tuple(options["window"])
-    options["qk_norm"] = None if options["qk_norm"] is None else QKNorm(**options["qk_norm"])
-    layer = MultiHeadAttention(**options, device="meta", dtype=state["q_proj.weight"].dtype)
+    matrix = state.get("q_proj.weight")
+    dtype = matrix.dtype if matrix is not None and dtype_name(matrix) in FLOATS else None
+    try:
+        layer = MultiHeadAttention(**options, device="meta", dtype=dtype)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise damaged(path, f"states options that make no layer ({error})") from None
+    layer.position_bias = as_position_bias(position_bias, layer.num_heads)
+    check_tensors(path, state, layer)
     layer.load_state_dict(state, assign=True)
     return layer.to("cpu" if device is None else device).eval()
 
 
+def _stated(path: Any, text: str) -> tuple[dict[str, Any], bool]:
+    """The constructor's arguments that a file states, and whether the layer had a position_bias."""
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise damaged(path, f"states its options in broken JSON ({error})") from None
+    if not isinstance(options, dict):
+        raise damaged(path, f"must state its options as names and values; got {type(options).__name__}")
+    if unknown := sorted(set(options) - OPTIONS):
+        raise damaged(path, f"states unknown options: {', '.join(unknown)}")
+    if missing := sorted(OPTIONS - set(options)):
+        raise damaged(path, f"lacks options: {', '.join(missing)}")
+    biased = bool(options.pop("position_bias"))
+    try:
+        options["rotary"] = _rotary(options["rotary"])
+        options["window"] = None if options["window"] is None else tuple(options["window"])
+        options["qk_norm"] = None if options["qk_norm"] is None else QKNorm(**options["qk_norm"])
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise damaged(path, f"states a rotary, window or qk_norm that is none ({error})") from None
+    return options, biased
+
+
+def _path(op: str, path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{op}: path must be a string or a path; got {path!r} ({type(path).__name__})")
+    return Path(path)
+
+
 def _safe(op: str, path: str | os.PathLike[str]) -> Path:
-    file = Path(path)
+    file = _path(op, path)
     if file.suffix.lower() in PICKLES:
         raise ValueError(
             f"{op}: path must be a safetensors file (a pickle runs code when it is loaded, and none is read); "
