@@ -180,6 +180,16 @@ def test_refuses_and_stays_as_it_was(kind: str, what: str) -> None:
             TypeError,
             "KVCache.append: lengths must be integers [B]; got [1.5, 2.0]",
         ),
+        (
+            lambda c: c.append(*tokens(2, 3), queries="a"),
+            TypeError,
+            "KVCache.append: queries must be a whole number; got 'a' (str)",
+        ),
+        (
+            lambda c: c.append(*tokens(2, 3), queries=-1),
+            ValueError,
+            "KVCache.append: queries must be at least 0; got -1",
+        ),
         (lambda c: c.crop(6), ValueError, "KVCache.crop: lengths must lie between 0 and what is held, [5, 5]; got 6"),
         (
             lambda c: c.crop([5, -1]),
@@ -224,10 +234,31 @@ def test_words(kind: str, act: Any, error_kind: type[Exception], words: str) -> 
     assert cache.lengths.tolist() == [5, 5]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_cropped_or_reordered_before_something_is_held(kind: str) -> None:
+    cache = KINDS[kind]()
+    with pytest.raises(ValueError) as error:
+        cache.crop(1)
+    assert str(error.value) == "KVCache.crop: lengths must be 0 for a cache that holds nothing; got 1"
+    with pytest.raises(ValueError) as error:
+        cache.reorder([0])
+    assert str(error.value) == (
+        "KVCache.reorder: index must be empty for a cache without entries; got [0]; append first"
+    )
+    cache.crop(0)
+    cache.reorder([])
+    assert cache.lengths.tolist() == []
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
         (lambda: KVCache.static(0), ValueError, "KVCache.static: size must be at least 1; got 0"),
+        (
+            lambda: KVCache.static(8, batch=2, layer=3),
+            TypeError,
+            "KVCache.static: layer must be a headwise.nn.MultiHeadAttention; got int",
+        ),
         (lambda: KVCache.rolling(2.0), TypeError, "KVCache.rolling: window must be a whole number; got 2.0 (float)"),
         (lambda: KVCache.paged(0), ValueError, "KVCache.paged: block_size must be at least 1; got 0"),
         (lambda: KVCache.paged(blocks="7"), TypeError, "KVCache.paged: blocks must be a whole number; got '7' (str)"),

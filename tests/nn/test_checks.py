@@ -68,6 +68,18 @@ from headwise.nn import ALiBi, KVCache, MultiHeadAttention, RelativeBias, Rotary
             "got [1, 2]",
         ),
         ({"num_kv_heads": [4, 0]}, ValueError, "num_kv_heads must be at least 1; got 0"),
+        *(
+            (
+                {"dtype": dtype},
+                TypeError,
+                f"dtype must be torch's float16, bfloat16, float32, float64, or None for torch's default; got {shown}",
+            )
+            for dtype, shown in (
+                (torch.int32, "torch.int32"),
+                (torch.complex64, "torch.complex64"),
+                ("float32", "'float32' (str)"),
+            )
+        ),
         ({"fused": 1}, TypeError, "fused must be True or False; got 1 (int)"),
         ({"causal": None}, TypeError, "causal must be True or False; got None (NoneType)"),
         ({"sinks": 0.5}, TypeError, "sinks must be True or False; got 0.5 (float)"),

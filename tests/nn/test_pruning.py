@@ -135,6 +135,8 @@ def test_no_heads_are_none() -> None:
     [
         ([6], IndexError, "heads must be between -6 and 5 (the layer has H=6 heads); got 6"),
         ([0, 1.0], TypeError, "heads must be whole numbers; got 1.0 (float)"),
+        ([True], TypeError, "heads must be whole numbers; got True (bool)"),
+        (torch.tensor([True]), TypeError, "heads must be whole numbers; got tensor(True) (Tensor)"),
         (3, TypeError, "heads must be whole numbers; got 3 (int)"),
         ("3", TypeError, "heads must be whole numbers; got '3' (str)"),
         (range(6), ValueError, "heads must leave at least one head; got all 6"),

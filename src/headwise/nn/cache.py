@@ -118,6 +118,7 @@ class KVCache:
             ValueError: a shape differs from what is held, or there is no room. TypeError: a type, dtype or device does.
         """
         checks.check_new(k, v, self._layout)
+        checks.check_queries(queries)
         if self._writes_in_place:
             checks.check_no_gradient(type(self).__name__, k, v)
         B, M = k.shape[0], k.shape[2]

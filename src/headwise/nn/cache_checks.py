@@ -90,9 +90,21 @@ def check_counts(lengths: Any, B: int, M: int) -> list[int]:
     return list(counts)
 
 
+def check_queries(queries: Any) -> None:
+    """A whole number, or None; while a graph is traced it is the layer's own."""
+    if queries is None or torch.compiler.is_compiling():
+        return
+    if isinstance(queries, bool) or not isinstance(queries, numbers.Integral | torch.SymInt):
+        raise TypeError(f"{APPEND}: queries must be a whole number; got {queries!r} ({type(queries).__name__})")
+    if queries < 0:
+        raise ValueError(f"{APPEND}: queries must be at least 0; got {queries}")
+
+
 def check_crop(lengths: Any, held: list[int]) -> list[int]:
     """The lengths to go back to."""
     kept = _integers("KVCache.crop", "lengths", lengths, "an int or integers [B]")
+    if kept and not held and isinstance(kept, int):
+        raise ValueError(f"KVCache.crop: lengths must be 0 for a cache that holds nothing; got {_shown(lengths)}")
     kept = [kept] * len(held) if isinstance(kept, int) else kept
     if len(kept) != len(held):
         raise ValueError(
@@ -109,6 +121,10 @@ def check_crop(lengths: Any, held: list[int]) -> list[int]:
 def check_reorder(index: Any, B: int) -> list[int]:
     """Which entry each new one was."""
     chosen = _integers("KVCache.reorder", "index", index, "integers [B']")
+    if not B and chosen != []:
+        raise ValueError(
+            f"KVCache.reorder: index must be empty for a cache without entries; got {_shown(index)}; append first"
+        )
     if isinstance(chosen, int) or any(not 0 <= b < B for b in chosen):
         raise ValueError(
             f"KVCache.reorder: index must be integers between 0 and {B - 1} (the cache has B={B} entries); "

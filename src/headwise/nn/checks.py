@@ -132,6 +132,14 @@ def check_rotary(rotary: Any, head_dim: int) -> RotaryEmbedding | None:
     return made
 
 
+def check_dtype(dtype: Any) -> None:
+    """A floating-point dtype of torch, or None."""
+    if dtype is None or (isinstance(dtype, torch.dtype) and str(dtype).removeprefix("torch.") in FLOATS):
+        return
+    found = dtype if isinstance(dtype, torch.dtype) else f"{dtype!r} ({type(dtype).__name__})"
+    raise TypeError(f"{OP}: dtype must be torch's {', '.join(FLOATS)}, or None for torch's default; got {found}")
+
+
 def check_flag(name: str, flag: Any) -> bool:
     """True or False."""
     if not isinstance(flag, bool):

@@ -137,6 +137,7 @@ class MultiHeadAttention(nn.Module):
         self.softcap = checks.check_number("softcap", softcap, positive=True)
         self.output_gate = checks.check_gate(output_gate)
         norm = as_norm(qk_norm)
+        checks.check_dtype(dtype)
 
         device = torch.get_default_device() if device is None else torch.device(device)
         options: dict[str, Any] = {"device": device, "dtype": dtype}

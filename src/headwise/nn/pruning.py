@@ -65,7 +65,9 @@ def _checked(heads: Any, H: int) -> set[int]:
         try:
             n = operator.index(h)
         except TypeError:
-            raise TypeError(f"{OP}: heads must be whole numbers; got {h!r} ({type(h).__name__})") from None
+            n = None
+        if n is None or isinstance(h, bool) or getattr(h, "dtype", None) == torch.bool:  # a bool is no head's number
+            raise TypeError(f"{OP}: heads must be whole numbers; got {h!r} ({type(h).__name__})")
         if not -H <= n < H:
             raise IndexError(f"{OP}: heads must be between {-H} and {H - 1} (the layer has H={H} heads); got {n}")
         found.add(n % H)

@@ -32,6 +32,11 @@ class StaticCache(KVCache):
             raise ValueError("KVCache.static: batch and layer must be given together (both say how large it is)")
         self._filled = torch.zeros(0, dtype=torch.int64)  # [B]
         if batch is not None and layer is not None:
+            from headwise.nn.layer import MultiHeadAttention
+
+            if not isinstance(layer, MultiHeadAttention):
+                found = type(layer).__name__
+                raise TypeError(f"KVCache.static: layer must be a headwise.nn.MultiHeadAttention; got {found}")
             B = checks.check_positive("KVCache.static", "batch", batch)
             weight = layer.k_proj.weight
             widths = (layer.head_dim, layer.value_head_dim)
@@ -49,6 +54,7 @@ class StaticCache(KVCache):
     def append(self, k: Any, v: Any, *, lengths: Any = None, queries: int | None = None) -> Held:
         """As `KVCache.append`; S is the whole size. While a graph is traced, lengths must be left out."""
         checks.check_new(k, v, self._layout)
+        checks.check_queries(queries)
         checks.check_no_gradient(type(self).__name__, k, v)
         B, M = k.shape[0], k.shape[2]
         tracing = torch.compiler.is_compiling()
