@@ -34,8 +34,9 @@ class StaticCache(KVCache):
         if batch is not None and layer is not None:
             from headwise.nn.layer import MultiHeadAttention
 
-            if not isinstance(layer, MultiHeadAttention):
-                found = type(layer).__name__
+            given: object = layer
+            if not isinstance(given, MultiHeadAttention):
+                found = type(given).__name__
                 raise TypeError(f"KVCache.static: layer must be a headwise.nn.MultiHeadAttention; got {found}")
             B = checks.check_positive("KVCache.static", "batch", batch)
             weight = layer.k_proj.weight
