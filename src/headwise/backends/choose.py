@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from headwise.arrays import is_jax, is_torch
@@ -10,6 +11,7 @@ from headwise.kernels.trace import TraceError
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
+Choice = tuple[Callable[..., tuple[Any, Any]] | None, str | None]
 KINDS = {"plain": "NumPy arrays", "torch": "torch tensors", "jax": "JAX arrays"}
 
 
@@ -19,72 +21,58 @@ def attention(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes)
     Raises:
         ValueError: there is no backend of that name. TypeError: it does not take these inputs.
     """
-    plain = "torch" if is_torch(q) else "jax" if is_jax(q) else "plain"
+    library = "torch" if is_torch(q) else "jax" if is_jax(q) else "plain"
     if name == "auto" or name == "compiled":
-        return {"plain": _numpy, "torch": _torch, "jax": _jax}[plain](name, q, k, v, options, sizes)
+        run, reason = {"plain": _numpy, "torch": _torch, "jax": _jax}[library](q, k, v, options, sizes)
+        try:
+            if run is not None:
+                return run(q, k, v, options, sizes)
+        except TraceError:
+            if name == "compiled":
+                raise
+        if name == "compiled":
+            raise TypeError(f"attention: backend 'compiled' cannot take this: {reason}; use backend='auto'")
+        return _plain(q, k, v, options, sizes)
     if name not in KINDS:
         raise ValueError(f"attention: backend must be 'auto', 'compiled', 'plain', 'torch' or 'jax'; got {name!r}")
-    if name != plain:
-        raise TypeError(f"attention: backend {name!r} takes {KINDS[name]}; got {KINDS[plain]}")
+    if name != library:
+        raise TypeError(f"attention: backend {name!r} takes {KINDS[name]}; got {KINDS[library]}")
     return _plain(q, k, v, options, sizes)
 
 
-def _numpy(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
+# What runs the kernels for a call, or why nothing can.
+
+
+def _numpy(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Choice:
     import headwise.backends.compiled as compiled
 
     reason = compiled.reason(q, k, v, options, sizes)
-    try:
-        if reason is None:
-            return compiled.attention(q, k, v, options, sizes)
-    except TraceError:
-        if name == "compiled":
-            raise
-    if name == "compiled":
-        raise _refusal(reason)
-    return _plain(q, k, v, options, sizes)
+    return (compiled.attention if reason is None else None), reason
 
 
-def _torch(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
+def _torch(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Choice:
     torch = sys.modules["torch"]
-    reason: str | None
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         import headwise.backends.ops as ops
 
         reason = ops.takes(q, k, v, options)
-        if reason is None:
-            return ops.attention(q, k, v, options, sizes)
-    else:
-        import headwise.backends.compiled as compiled
+        return (ops.attention if reason is None else None), reason
+    import headwise.backends.compiled as compiled
 
-        reason = compiled.reason(q, k, v, options, sizes)
-        try:
-            if reason is None and (options.score_mod is None or not torch.is_grad_enabled()):
-                return compiled.attention(q, k, v, options, sizes)
-            if reason is None or reason == compiled.GRADIENTS:
-                import headwise.backends.gradients as gradients
+    reason = compiled.reason(q, k, v, options, sizes)
+    learns = options.score_mod is not None and torch.is_grad_enabled()  # what a function refers to may want a gradient
+    if reason == compiled.GRADIENTS or (reason is None and learns):
+        import headwise.backends.gradients as gradients
 
-                return gradients.attention(q, k, v, options, sizes)
-        except TraceError:
-            if name == "compiled":
-                raise
-    if name == "compiled":
-        raise _refusal(reason)
-    return _plain(q, k, v, options, sizes)
+        return gradients.attention, None
+    return (compiled.attention if reason is None else None), reason
 
 
-def _jax(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
+def _jax(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Choice:
     import headwise.backends.jax as jax_backend
 
     reason = jax_backend.takes(q, k, v, options, sizes)
-    try:
-        if reason is None:
-            return jax_backend.by_kernels(q, k, v, options, sizes)
-    except TraceError:
-        if name == "compiled":
-            raise
-    if name == "compiled":
-        raise _refusal(reason)
-    return jax_backend.attention(q, k, v, options, sizes)
+    return (jax_backend.by_kernels if reason is None else None), reason
 
 
 def _plain(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
@@ -99,7 +87,3 @@ def _plain(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any,
     from headwise.backends import plain
 
     return plain.attention(q, k, v, options, sizes)
-
-
-def _refusal(reason: str | None) -> TypeError:
-    return TypeError(f"attention: backend 'compiled' cannot take this: {reason}; use backend='auto'")
