@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import base64
-import errno
 import html
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from headwise.models.atomic import whole_file
 from headwise.view.pack import pack
 from headwise.view.page import Page
 
@@ -35,26 +34,11 @@ def report(heads: Any, path: str | os.PathLike[str], links: Sequence[tuple[str, 
 
 
 def write_report(page: Page, path: str | os.PathLike[str]) -> Path:
-    """Writes a page: first beside its place, then into it, so that there is never half a file.
-
-    A link is followed; what is neither a file nor a link (a device, a pipe) is refused and stays what it is.
-    """
+    """Writes a page, whole or not at all (see `whole_file`)."""
     path = Path(path)
-    place = path.resolve()
-    if place.exists() and not place.is_file():
-        raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))
     text = render(page)
-    handle, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, place)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with whole_file(path) as file:
+        file.write(text.encode())
     return path
 
 
