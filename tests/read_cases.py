@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mask_cases import mask
 
 import headwise as hw
 from headwise import reference
@@ -33,22 +34,6 @@ class Case:
 
 def options(name, B, H, L, S, rng):
     match name:
-        case "plain":
-            return {}
-        case "causal":
-            return {"mask": hw.causal()}
-        case "window":
-            return {"mask": hw.window(5, 2)}
-        case "offsets":
-            return {"mask": hw.causal(rng.integers(-3, S, B)) & hw.key_lengths(rng.integers(0, S, B))}
-        case "documents":
-            return {"mask": hw.documents(*(np.sort(rng.integers(0, 4, (B, n)), 1) for n in (L, S)))}
-        case "keys":
-            return {"mask": hw.keys(rng.random((B, S)) < 0.5)}
-        case "dense":
-            return {"mask": hw.dense(rng.random((B, H, L, S)) < 0.4)}
-        case "mask_mod":
-            return {"mask": hw.mask_mod(lambda b, h, i, j: (i + 2 * j + h) % 3 != 0)}
         case "negative scale":
             return {"mask": hw.causal(), "scale": -0.4}
         case "all":
@@ -60,7 +45,7 @@ def options(name, B, H, L, S, rng):
                 "sinks": rng.standard_normal(H),
                 "score_mod": lambda s, b, h, i, j: np.where(i > j, s, s / 2) + table[h, i - j + S - 1],
             }
-    raise AssertionError(name)
+    return {"mask": mask(name, B, H, L, S, rng)}
 
 
 OPTIONS = [

@@ -4,6 +4,7 @@ the reference.
 
 import numpy as np
 import pytest
+from mask_cases import mask
 
 import headwise as hw
 from headwise import reference
@@ -24,22 +25,6 @@ TOLERANCE = {"float32": 2e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 2e-
 
 def options(name, B, H, L, S, rng):
     match name:
-        case "plain":
-            return {}
-        case "causal":
-            return {"mask": hw.causal()}
-        case "window":
-            return {"mask": hw.window(5, 2)}
-        case "offsets":
-            return {"mask": hw.causal(rng.integers(-3, S, B)) & hw.key_lengths(rng.integers(0, S, B))}
-        case "documents":
-            return {"mask": hw.documents(*(np.sort(rng.integers(0, 4, (B, n)), 1) for n in (L, S)))}
-        case "keys":
-            return {"mask": hw.keys(rng.random((B, S)) < 0.5)}
-        case "dense":
-            return {"mask": hw.dense(rng.random((B, H, L, S)) < 0.4)}
-        case "mask_mod":
-            return {"mask": hw.mask_mod(lambda b, h, i, j: (i + 2 * j + h) % 3 != 0)}
         case "bias":
             return {"bias": rng.standard_normal((1, H, L, S)).astype(np.float32)}
         case "softcap":
@@ -58,7 +43,7 @@ def options(name, B, H, L, S, rng):
             }
         case "dropout":
             return {"dropout_p": 0.3, "seed": 12345}
-    raise AssertionError(name)
+    return {"mask": mask(name, B, H, L, S, rng)}
 
 
 OPTIONS = ["plain", "causal", "window", "offsets", "documents", "keys", "dense", "mask_mod", "bias", "softcap"]
