@@ -25,6 +25,22 @@ from headwise.bench import DOCUMENTS, WINDOW, Call, Cannot, Row, alibi_slopes, b
 LARGE = 4 << 30  # bytes
 
 
+def torch_compiled(row: Row, arrays: list[np.ndarray]) -> Call:
+    """PyTorch's attention in a compiled graph; softcap, which it has not, written out."""
+    import torch
+
+    if row.kind != "softcap":
+        return torch.compile(torch_sdpa(row, arrays))
+    q, k, v = torch_tensors(arrays)
+    run = torch.compile(lambda q, k, v: torch.softmax(30 * torch.tanh(q @ k.mT / (30 * row.D**0.5)), -1) @ v)
+
+    def call() -> Any:
+        with torch.no_grad():
+            return run(q, k, v)
+
+    return call
+
+
 def flex_attention(row: Row, arrays: list[np.ndarray]) -> Call:
     """PyTorch's compiled score functions (needs a C++ compiler)."""
     import torch
@@ -173,6 +189,7 @@ def openvino(row: Row, arrays: list[np.ndarray]) -> Call:
 
 PEERS = {
     "torch": torch_sdpa,
+    "compiled": torch_compiled,
     "flex": flex_attention,
     "onnxruntime": onnxruntime,
     "openvino": openvino,

@@ -85,6 +85,7 @@ ROWS = (
     Row("softcap", 1, 12, 12, 1024, 1024, 64, "softcap"),
     Row("ALiBi", 1, 12, 12, 1024, 1024, 64, "alibi"),
     Row("no score option", 1, 12, 12, 1024, 1024, 64),
+    Row("wide heads", 1, 32, 32, 2048, 2048, 128),
     Row("decode 1 x 1k", 1, 32, 8, 1, 1024, 128),
     Row("decode 1 x 8k", 1, 32, 8, 1, 8192, 128),
     Row("decode 1 x 32k", 1, 32, 8, 1, 32768, 128),
