@@ -343,6 +343,11 @@ def test_outputs_that_differ_are_refused_and_the_modes_kept() -> None:
             "from_vit: q's rows must be num_heads * D with num_heads=2; got 3 rows",
         ),
         (
+            lambda: convert.from_vit({"qkv.weight": torch.ones(0, 3), "proj.weight": torch.ones(3, 3)}, 10**12),
+            ValueError,
+            "from_vit: q's rows must be num_heads * D with num_heads=1000000000000; got 0 rows",
+        ),
+        (
             lambda: convert.from_vit({"qkv.weight": torch.ones(9, 3), "proj.weight": torch.ones(3, 5)}, 1),
             ValueError,
             "from_vit: the output projection must have H * Dv = 1 * 3 columns; got 5",

@@ -43,8 +43,8 @@ def split_width(embed_dim: int, num_heads: int) -> int:
     return embed_dim // num_heads
 
 
-def kv_groups(num_kv_heads: Any, num_heads: int) -> list[int]:
-    """How many query heads each key head serves: num_heads / num_kv_heads each, or as a sequence states."""
+def kv_groups(num_kv_heads: Any, num_heads: int) -> tuple[int, tuple[int, ...] | None]:
+    """How many key heads there are, and how many query heads each of them serves where that differs."""
     if isinstance(num_kv_heads, list | tuple):
         groups = [check_size("num_kv_heads", n) for n in num_kv_heads]
         if sum(groups) != num_heads:
@@ -52,10 +52,10 @@ def kv_groups(num_kv_heads: Any, num_heads: int) -> list[int]:
                 f"{OP}: num_kv_heads, as a sequence, must add up to num_heads={num_heads} (how many query heads each "
                 f"key head serves); got {groups}"
             )
-        return groups
+        return len(groups), None if len(set(groups)) == 1 else tuple(groups)
     Hkv = num_heads if num_kv_heads is None else check_size("num_kv_heads", num_kv_heads)
     check_head_counts(num_heads, Hkv)
-    return [num_heads // Hkv] * Hkv
+    return Hkv, None
 
 
 def check_dropout(p: Any, name: str = "dropout") -> float:

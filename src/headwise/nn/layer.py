@@ -120,7 +120,7 @@ class MultiHeadAttention(nn.Module):
 
         self.embed_dim = E = checks.check_size("embed_dim", embed_dim)
         self.num_heads = H = checks.check_size("num_heads", num_heads)
-        self.set_groups(checks.kv_groups(num_kv_heads, H))
+        self.num_kv_heads, self.groups = checks.kv_groups(num_kv_heads, H)
         self.head_dim = D = checks.split_width(E, H) if head_dim is None else checks.check_size("head_dim", head_dim)
         self.value_head_dim = Dv = size("value_head_dim", value_head_dim, D)
         self.kdim = size("kdim", kdim, E)
@@ -305,11 +305,6 @@ class MultiHeadAttention(nn.Module):
         """
         prune_heads(self, heads)
         return self
-
-    def set_groups(self, counts: Sequence[int]) -> None:
-        """Key head g serves counts[g] query heads."""
-        self.num_kv_heads = len(counts)
-        self.groups = None if len(set(counts)) == 1 else tuple(counts)
 
     def kv_head(self, h: int) -> int:
         """The key head that query head h reads."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from headwise.nn import projections
+from headwise.nn import checks, projections
 
 if TYPE_CHECKING:
     from headwise.nn.layer import MultiHeadAttention
@@ -52,7 +52,7 @@ def prune_heads(layer: MultiHeadAttention, heads: Iterable[int]) -> None:
     if layer.position_bias is not None:
         layer.position_bias = layer.position_bias.only(kept)
     layer.num_heads = len(kept)
-    layer.set_groups([n for n in counts if n])
+    layer.num_kv_heads, layer.groups = checks.kv_groups([n for n in counts if n], len(kept))
     if layer.fused:
         projections.pack(layer)
 

@@ -15,6 +15,14 @@ def damaged(path: Any, what: str) -> ValueError:
     return ValueError(f"load: {str(path)!r} {what}; save the layer again, or take the tensors with read(path)")
 
 
+def check_sizes(path: Any, sizes: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    """No size that a file states is more than its tensors have, before anything is made of that size."""
+    largest = max((n for x in state.values() for n in x.shape), default=0)
+    for name, n in sizes.items():
+        if isinstance(n, int) and n > largest:
+            raise damaged(path, f"states {name}={n}, more than any of its tensors has rows or columns ({largest})")
+
+
 def check_tensors(path: Any, state: Mapping[str, Tensor], layer: nn.Module) -> None:
     """The tensors of a file are the layer's: their names, shapes and dtypes."""
     needed = layer.state_dict()

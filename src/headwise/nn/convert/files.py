@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from headwise.nn import scaling as scalings
-from headwise.nn.convert.damage import check_tensors, damaged
+from headwise.nn.convert.damage import check_sizes, check_tensors, damaged
 from headwise.nn.norms import QKNorm
 from headwise.nn.position_bias import as_position_bias
 from headwise.nn.rotary import RotaryEmbedding
@@ -141,7 +142,7 @@ def load(path: str | os.PathLike[str], *, position_bias: Any = None, device: Any
             f"load: path must be a file that headwise.nn.convert.save wrote; {str(path)!r} has no options in its "
             "metadata; take its tensors with read(path) and a conversion, as in from_llama(read(path), config)"
         )
-    options, biased = _stated(path, metadata[KEY])
+    options, biased = _stated(path, metadata[KEY], state)
     if biased and position_bias is None:
         raise ValueError(
             "load: position_bias must be given (the layer had one, and a file holds no functions); got None"
@@ -158,11 +159,11 @@ def load(path: str | os.PathLike[str], *, position_bias: Any = None, device: Any
     return layer.to("cpu" if device is None else device).eval()
 
 
-def _stated(path: Any, text: str) -> tuple[dict[str, Any], bool]:
-    """The constructor's arguments that a file states, and whether the layer had a position_bias."""
+def _stated(path: Any, text: str, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], bool]:
+    """The constructor's arguments that a file with these tensors states, and whether the layer had a position_bias."""
     try:
         options = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(path, f"states its options in broken JSON ({error})") from None
     if not isinstance(options, dict):
         raise damaged(path, f"must state its options as names and values; got {type(options).__name__}")
@@ -170,6 +171,10 @@ def _stated(path: Any, text: str) -> tuple[dict[str, Any], bool]:
         raise damaged(path, f"states unknown options: {', '.join(unknown)}")
     if missing := sorted(OPTIONS - set(options)):
         raise damaged(path, f"lacks options: {', '.join(missing)}")
+    sizes = {name: options[name] for name in (*SIZES, "num_kv_heads")}
+    if isinstance(options["rotary"], dict):
+        sizes["rotary's width"] = options["rotary"].get("width")
+    check_sizes(path, sizes, state)
     biased = bool(options.pop("position_bias"))
     try:
         options["rotary"] = _rotary(options["rotary"])

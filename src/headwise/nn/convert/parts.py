@@ -118,7 +118,7 @@ def assemble(op: str, heads: int, parts: dict[str, Part], *, kv_heads: int | Non
             )
     H = checks.check_size("num_heads", heads)
     rows = {name: weight.shape[0] for name, (weight, _) in parts.items()}
-    if rows["q"] % H:
+    if rows["q"] % H or not rows["q"]:
         raise ValueError(f"{op}: q's rows must be num_heads * D with num_heads={H}; got {rows['q']} rows")
     D = rows["q"] // H
     Hkv = kv_heads or rows["k"] // D
