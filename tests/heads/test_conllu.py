@@ -64,6 +64,8 @@ def test_words_inside_one_surface_form(tmp_path: Path) -> None:
         ([line("1", "Ana", "2")], "line 1: HEAD must be 0 to 1; got 2"),
         ([line("1", "Ana", "_")], "line 1: HEAD must be a whole number; got '_'"),
         ([line("x", "Ana", "0")], "line 1: ID must be a whole number; got 'x'"),
+        ([line("1-x", "Ana", "0")], "line 1: ID must be a whole number; got 'x'"),
+        ([line("1", "Ana", "0"), line(".1", "a")], "line 2: ID must be a whole number; got ''"),
     ],
 )
 def test_says_what_is_wrong_and_where(tmp_path: Path, lines: list[str], words: str) -> None:

@@ -51,6 +51,13 @@ def test_conllu_sentences_by_their_text_or_their_forms(end: str, tmp_path: Path)
     assert texts(corpus(tmp_path, "a.conllu", CONLLU + end)) == ["They don't go."] * 2
 
 
+def test_a_corpus_in_conllu_needs_no_heads_and_no_numbers_in_order(tmp_path: Path) -> None:
+    lines = ["# text = Stated alone", "", "7\tOh" + "\t_" * 8, "3\tno" + "\t_" * 7 + "\tSpaceAfter=No"]
+    found = corpus(tmp_path, "a.conllu", "\n".join(lines))
+    assert texts(found) == ["Stated alone", "Oh no"]
+    assert [at for _, at in found.texts()] == [len("\n".join(lines[:2])) + 1, found.size]
+
+
 def test_batches_depend_on_the_texts_before_them(tmp_path: Path) -> None:
     lines = [f"text {n}" for n in range(7)]
     one = list(corpus(tmp_path, "a.txt", "\n".join(lines)).batches(3))
@@ -70,6 +77,7 @@ def test_batches_depend_on_the_texts_before_them(tmp_path: Path) -> None:
         ("a.ndjson", b'{"text": 3}\n', 'must be an object with a "text" that is a string; got {"text": 3}'),
         ("a.conllu", b"1\tone\n", "line 1 of .* must have the ten columns of CoNLL-U; got 1\tone"),
         ("a.conllu", b"x" + b"\t_" * 9, "must have the ten columns of CoNLL-U"),
+        ("a.conllu", b"# one\n1-x" + b"\t_" * 9, "line 2 of .* must have the ten columns of CoNLL-U; got 1-x"),
     ],
 )
 def test_a_line_that_cannot_be_read(name: str, data: bytes, words: str, tmp_path: Path) -> None:

@@ -25,6 +25,34 @@ class Sentence:
         return [self.text[start:stop] for start, stop in self.spans]
 
 
+@dataclass(frozen=True)
+class Word:
+    """A word's line: its number in the file, its ten fields, and where in the block's text the word is."""
+
+    line: int
+    fields: list[str]
+    span: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A sentence as the file has it. stated: its `# text`, None where there is none. text: its forms, with a space
+    where SpaceAfter does not say No.
+    """
+
+    stated: str | None
+    text: str
+    words: list[Word]
+
+
+class Malformed(ValueError):
+    """A line that is no CoNLL-U: its number, the line, and the rule with what came."""
+
+    def __init__(self, number: int, line: str, rule: str) -> None:
+        super().__init__(f"line {number}: {rule}")
+        self.number, self.line, self.rule = number, line, rule
+
+
 def read_conllu(path: str | os.PathLike[str]) -> Iterator[Sentence]:
     """The sentences of a CoNLL-U file (universaldependencies.org/format), one by one.
 
@@ -34,27 +62,46 @@ def read_conllu(path: str | os.PathLike[str]) -> Iterator[Sentence]:
     Raises ValueError, with the line's number, where the file is no CoNLL-U; OSError where it cannot be read.
     """
     path = Path(path)
-    lines: list[tuple[int, list[str]]] = []
     try:
         with path.open(encoding="utf-8") as file:
-            for n, line in enumerate(file, 1):
-                line = line.rstrip("\r\n")
-                if line.strip():
-                    if not line.startswith("#"):
-                        fields = line.split("\t")
-                        if len(fields) != 10:
-                            raise ValueError(
-                                f"conllu: {path.name}, line {n}: a word must have 10 fields with tabs between them; "
-                                f"got {len(fields)}"
-                            )
-                        lines.append((n, fields))
-                elif lines:
-                    yield _sentence(lines, path.name)
-                    lines = []
+            for block in blocks((n, line.rstrip("\r\n")) for n, line in enumerate(file, 1)):
+                if block.words:
+                    yield _sentence(block)
     except UnicodeDecodeError as error:
         raise ValueError(f"conllu: {path.name} must be UTF-8 text; byte {error.start} is none") from error
-    if lines:
-        yield _sentence(lines, path.name)
+    except Malformed as error:
+        raise ValueError(f"conllu: {path.name}, {error}") from None
+
+
+def blocks(lines: Iterable[tuple[int, str]]) -> Iterator[Block]:
+    """The sentences that lines (number, text) make, each as soon as its last line was taken.
+
+    Raises Malformed at a line without ten fields, or whose ID is no number, range or empty node.
+
+    >>> fields = "\\t_" * 8
+    >>> [block.text for block in blocks(enumerate(["1\\tOh" + fields, "2\\tno" + fields, "", "1\\tYes" + fields], 1))]
+    ['Oh no', 'Yes']
+    """
+    stated: str | None = None
+    words: list[tuple[int, list[str]]] = []
+    for n, line in lines:
+        if not line.strip():
+            if words or stated is not None:
+                yield _block(stated, words)
+            stated, words = None, []
+        elif line.startswith("#"):
+            name, _, value = line[1:].partition("=")
+            stated = value.strip() if name.strip() == "text" else stated
+        else:
+            fields = line.split("\t")
+            if len(fields) != 10:
+                rule = f"a word must have 10 fields with tabs between them; got {len(fields)}"
+                raise Malformed(n, line, rule)
+            for number in fields[0].replace("." if "." in fields[0] else "-", " ", 1).split(" "):
+                _number(number, "ID", n, fields)
+            words.append((n, fields))
+    if words or stated is not None:
+        yield _block(stated, words)
 
 
 def from_spacy(docs: Iterable[Any]) -> Iterator[Sentence]:
@@ -70,45 +117,50 @@ def from_spacy(docs: Iterable[Any]) -> Iterator[Sentence]:
             )
 
 
-def _sentence(lines: list[tuple[int, list[str]]], name: str) -> Sentence:
-    """A sentence from its lines (number, fields)."""
+def _block(stated: str | None, lines: list[tuple[int, list[str]]]) -> Block:
+    """The text that the forms make, and each word's place in it."""
     text = ""
-    spans: list[tuple[int, int]] = []
-    heads: list[int] = []
-    relations: list[str] = []
-    surface: tuple[int, int, int, str] | None = None  # last word, where the form begins, where it ends, space after
+    words: list[Word] = []
+    begin, end = 0, 0  # of the latest form
+    last, done = 0, 0  # of the latest form of several words: its last word, and what its words have taken of it
     for n, fields in lines:
-        number, form = fields[0], fields[1]
-        space = "" if "SpaceAfter=No" in fields[9].split("|") else " "
-        if "-" in number:
-            last = _number(number.partition("-")[2], "ID", n, name)
-            surface = last, len(text), len(text) + len(form), space
-            text += form
+        first, dash, final = fields[0].partition("-")
+        form = fields[1]
+        if "." in first:  # an empty node
             continue
-        if "." in number:
-            continue
-        if _number(number, "ID", n, name) != len(spans) + 1:
-            raise ValueError(f"conllu: {name}, line {n}: words must be numbered from 1; got {number}")
-        if surface is None:
-            spans.append((len(text), len(text) + len(form)))
-            text += form + space
-        else:
-            last, begin, end, after = surface
-            done = spans[-1][1] if spans and spans[-1][0] >= begin else begin
+        if not dash and int(first) <= last:
             fits = text[done:end].startswith(form)
-            spans.append((done, done + len(form)) if fits else (begin, end))
-            if len(spans) == last:
-                text += after
-                surface = None
-        heads.append(_number(fields[6], "HEAD", n, name) - 1)
-        relations.append(fields[7])
-    for (n, _), head in zip([x for x in lines if x[1][0].isdigit()], heads, strict=True):
+            words.append(Word(n, fields, (done, done + len(form)) if fits else (begin, end)))
+            done = words[-1].span[1]
+            continue
+        begin, end = len(text), len(text) + len(form)
+        text += form + ("" if "SpaceAfter=No" in fields[9].split("|") else " ")
+        if dash:
+            last, done = int(final), begin
+        else:
+            words.append(Word(n, fields, (begin, end)))
+    return Block(stated, text.rstrip(" "), words)
+
+
+def _sentence(block: Block) -> Sentence:
+    """A block whose words are numbered and depend on one another."""
+    heads: list[int] = []
+    for place, word in enumerate(block.words, 1):
+        if int(word.fields[0]) != place:
+            raise _malformed(word, f"words must be numbered from 1; got {word.fields[0]}")
+        heads.append(_number(word.fields[6], "HEAD", word.line, word.fields) - 1)
+    for word, head in zip(block.words, heads, strict=True):
         if not -1 <= head < len(heads):
-            raise ValueError(f"conllu: {name}, line {n}: HEAD must be 0 to {len(heads)}; got {head + 1}")
-    return Sentence(text.rstrip(" "), spans, heads, relations)
+            raise _malformed(word, f"HEAD must be 0 to {len(heads)}; got {head + 1}")
+    spans, relations = [word.span for word in block.words], [word.fields[7] for word in block.words]
+    return Sentence(block.text, spans, heads, relations)
 
 
-def _number(said: str, field: str, n: int, name: str) -> int:
-    if not said.isdigit():
-        raise ValueError(f"conllu: {name}, line {n}: {field} must be a whole number; got {said!r}")
+def _malformed(word: Word, rule: str) -> Malformed:
+    return Malformed(word.line, "\t".join(word.fields), rule)
+
+
+def _number(said: str, field: str, n: int, fields: list[str]) -> int:
+    if not (said.isascii() and said.isdigit()):
+        raise Malformed(n, "\t".join(fields), f"{field} must be a whole number; got {said!r}")
     return int(said)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwise.heads.conllu import Malformed, blocks
+
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".conllu": "conllu", ".conll": "conllu"}  # else plain text
 
 
@@ -94,25 +96,19 @@ class Corpus:
             yield said["text"], at
 
     def _conllu(self, lines: Iterator[tuple[int, str, int]]) -> Iterator[tuple[str, int]]:
-        """A sentence's own `# text`, else its forms, with a space where SpaceAfter does not say No."""
-        stated, forms, covered, at = None, "", 0, 0
-        for number, line, at in lines:
-            if not line.strip():
-                yield (forms if stated is None else stated), at
-                stated, forms, covered = None, "", 0
-            elif line.startswith("#"):
-                name, _, value = line[1:].partition("=")
-                stated = value.strip() if name.strip() == "text" else stated
-            else:
-                columns = line.split("\t")
-                token, _, last = columns[0].partition("-")
-                if len(columns) != 10 or not token.replace(".", "", 1).isdigit():
-                    raise self._wrong(number, f"must have the ten columns of CoNLL-U; got {line:.60}")
-                if "." in token or (not last and int(token) <= covered):  # an empty node; inside a word of several
-                    continue
-                covered = int(last) if last.isdigit() else covered
-                forms += columns[1] + ("" if "SpaceAfter=No" in columns[9].split("|") else " ")
-        yield (forms if stated is None else stated), at
+        """A sentence's own `# text`, else its forms."""
+        at = 0
+
+        def taken() -> Iterator[tuple[int, str]]:
+            nonlocal at
+            for number, line, at in lines:  # noqa: B007 - what was taken when a sentence is complete
+                yield number, line
+
+        try:
+            for block in blocks(taken()):
+                yield (block.text if block.stated is None else block.stated), at
+        except Malformed as error:
+            raise self._wrong(error.number, f"must have the ten columns of CoNLL-U; got {error.line:.60}") from None
 
 
 def _plain(lines: Iterator[tuple[int, str, int]]) -> Iterator[tuple[str, int]]:
