@@ -205,7 +205,7 @@ def normalised(x: np.ndarray, p: dict[str, np.ndarray], name: str, norm: QKNorm)
     weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias", 0.0)
     if norm.per_head:
         weight, bias = weight[:, None], bias[:, None] if norm.kind == "layer" else bias
-    return y * weight + bias
+    return y * (weight + norm.plus_one) + bias
 
 
 def turned(x: np.ndarray, at: np.ndarray, rotary: RotaryEmbedding, beside: np.ndarray) -> np.ndarray:
@@ -276,7 +276,8 @@ def calls(draw: st.DrawFn, kinds: tuple[str, ...] = ("self", "cross", "value", "
         if draw(rarely):
             o[name] = True
     if draw(some):
-        o["qk_norm"] = QKNorm(draw(st.sampled_from(("rms", "layer"))), draw(st.sampled_from((1e-6, 0.1))), draw(some))
+        kind, eps = draw(st.sampled_from(("rms", "layer"))), draw(st.sampled_from((1e-6, 0.1)))
+        o["qk_norm"] = QKNorm(kind, eps, draw(some), draw(some))
     if draw(rarely):
         o["output_gate"] = draw(st.sampled_from(("head", "element")))
     call.mask, call.bias, call.score_mod = draw(rarely), draw(rarely), draw(rarely)

@@ -44,6 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "fused": True,
     },
     "Llama 3": {"head_dim": 6, "rotary": RotaryEmbedding(6, scaling=Llama3Scaling(8.0, 16)), "dtype": torch.bfloat16},
+    "Gemma": {"qk_norm": QKNorm("rms", plus_one=True)},
     "dynamic": {"head_dim": 6, "rotary": RotaryEmbedding(6, scaling=DynamicNTKScaling(2.0, 4)), "window": 3},
 }
 

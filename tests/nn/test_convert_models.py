@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,7 +197,7 @@ def test_the_llama_family(name: str, layer_idx: int) -> None:
     assert layer.causal and not layer.training
     if layer_idx == 0:
         assert {option: getattr(layer, option) for option in FAMILY[name][2]} == FAMILY[name][2]
-    found = convert.to_llama(layer, counts_from_one=name.startswith("Gemma"))
+    found = convert.to_llama(layer)
     the_same(found, theirs)
     state = {f"model.layers.{layer_idx}.self_attn.{key}": y for key, y in found.items()}
     again = convert.from_llama(state, theirs.config, layer_idx, prefix=f"model.layers.{layer_idx}.self_attn.")
@@ -211,6 +212,22 @@ def test_the_llama_family_in_other_dtypes(dtype: torch.dtype) -> None:
     assert y.dtype == dtype
     close = {torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]
     torch.testing.assert_close(y, run(theirs, rotary, x), rtol=close, atol=close)
+
+
+def test_a_layer_remembers_that_norms_count_from_one(tmp_path: Path) -> None:
+    theirs, _ = family("Gemma3", dtype=torch.bfloat16)
+    layer, x = convert.from_llama(theirs), inputs(20, torch.bfloat16)
+    assert str(layer.q_norm) == "HeadNorm(rms, [6], eps=1e-06, plus_one=True)"
+    convert.save(layer, tmp_path / "layer.safetensors")
+    kept = convert.load(tmp_path / "layer.safetensors")
+    filled = convert.from_llama(shaken(family("Gemma3")[0], torch.bfloat16))
+    for parameter in filled.parameters():
+        parameter.data.zero_()
+    filled.load_state_dict(layer.state_dict())
+    for other in (layer, kept, filled):
+        found = convert.to_llama(other)
+        assert all(torch.equal(found[name], y) for name, y in theirs.state_dict().items())
+        assert torch.equal(other(x), layer(x))
 
 
 def test_a_converted_layer_sees_no_further_with_a_cache_than_without() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from headwise.nn import MultiHeadAttention, QKNorm
@@ -25,6 +26,18 @@ def test_rms_equals_transformers() -> None:
     theirs = Qwen3RMSNorm(7, eps=1e-3)
     theirs.weight.data = ours.weight.detach().float()
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_plus_the_weight_equals_transformers(dtype: torch.dtype) -> None:
+    ours, x = made(QKNorm("rms", 1e-3, plus_one=True), dtype), torch.randn(2, 3, 5, 7).to(dtype)
+    theirs = Gemma3RMSNorm(7, eps=1e-3).to(dtype)
+    with torch.no_grad():
+        ours.weight.mul_(1e-3)  # which 1 + weight would lose in bf16
+        theirs.weight.copy_(ours.weight)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-6 if dtype == torch.float32 else 0, atol=0)
+    ours.reset_parameters()
+    assert not ours.weight.any()
 
 
 def test_layer_norm_equals_torch() -> None:
@@ -72,6 +85,8 @@ def test_starts_as_no_more_than_a_norm() -> None:
         (lambda: QKNorm("batch"), ValueError, "QKNorm: kind must be 'rms' or 'layer'; got 'batch'"),
         (lambda: QKNorm(eps=-1.0), ValueError, "QKNorm: eps must be at least 0; got -1.0"),
         (lambda: QKNorm(eps="0"), TypeError, "QKNorm: eps must be a number; got str"),
+        (lambda: QKNorm(per_head=1), TypeError, "QKNorm: per_head must be True or False; got 1 (int)"),
+        (lambda: QKNorm(plus_one="yes"), TypeError, "QKNorm: plus_one must be True or False; got 'yes' (str)"),
     ],
 )
 def test_refuses(make: Any, kind: type[Exception], words: str) -> None:

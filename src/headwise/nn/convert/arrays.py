@@ -114,7 +114,7 @@ def to_flax(layer: Any) -> dict[str, dict[str, np.ndarray]]:
                     f"to_flax: qk_norm must be a layer norm without a bias, of one weight for all heads (flax has no "
                     f"other); got {norm.extra_repr()}"
                 )
-            made[name] = {"scale": to_numpy(norm.weight).copy()}
+            made[name] = {"scale": to_numpy(norm.factor(norm.weight.dtype)).copy()}
     return made
 
 

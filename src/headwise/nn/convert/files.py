@@ -213,7 +213,9 @@ def _options(layer: Any) -> dict[str, Any]:
         "bias": "".join(letter for letter, linear in letters if linear is not None and linear.bias is not None),
         "sinks": layer.sinks is not None,
         "head_gate": layer.head_gate is not None,
-        "qk_norm": None if norm is None else {"kind": norm.kind, "eps": norm.eps, "per_head": norm.per_head},
+        "qk_norm": None
+        if norm is None
+        else {field.name: getattr(norm, field.name) for field in dataclasses.fields(QKNorm)},
         "rotary": None
         if rotary is None
         else {

@@ -55,7 +55,7 @@ def from_llama(
     norms = [given.take(f"{name}.weight") for name in ("q_norm", "k_norm")] if "q_norm.weight" in given else []
     given.finish()
     if norms:
-        options["qk_norm"] = QKNorm("rms", eps=config.rms_norm_eps)
+        options["qk_norm"] = QKNorm("rms", eps=config.rms_norm_eps, plus_one=_counts_from_one(config))
     layer = assemble("from_llama", config.num_attention_heads, parts, kv_heads=config.num_key_value_heads, **options)
     for name, norm, scale in zip(("q_norm", "k_norm"), (layer.q_norm, layer.k_norm), norms, strict=False):
         if tuple(scale.shape) != (layer.head_dim,):
@@ -63,7 +63,7 @@ def from_llama(
                 f"from_llama: {name}.weight must have shape [D] with D={layer.head_dim}, one weight for all heads; "
                 f"got {tuple(scale.shape)}"
             )
-        norm.weight = parameter(scale + 1 if _counts_from_one(config) else scale, scale.requires_grad)
+        norm.weight = parameter(scale, scale.requires_grad)
     if module is None:
         return layer
     layer.train(module.training)
@@ -74,12 +74,11 @@ def from_llama(
     return layer
 
 
-def to_llama(layer: Any, *, counts_from_one: bool = False, prefix: str = "") -> dict[str, Tensor]:
+def to_llama(layer: Any, *, prefix: str = "") -> dict[str, Tensor]:
     """The layer's matrices under the names of a LlamaAttention; what is no tensor (rotary, window) is in its config.
 
     Args:
         layer: made by `from_llama`, or like it.
-        counts_from_one: norms hold their weights minus 1; must be True for Gemma, which no layer says of itself.
         prefix: put before each name.
     Raises:
         ValueError: the layer uses what a LlamaAttention cannot say.
@@ -102,7 +101,7 @@ def to_llama(layer: Any, *, counts_from_one: bool = False, prefix: str = "") -> 
                 f"got {norm.extra_repr()}"
             )
         if norm is not None:
-            made[f"{prefix}{name}.weight"] = norm.weight.detach() - int(counts_from_one)
+            made[f"{prefix}{name}.weight"] = norm.weight.detach().clone()
     return made
 
 

@@ -93,5 +93,7 @@ def to_vit(layer: Any, *, prefix: str = "") -> dict[str, Tensor]:
         if norm is not None and norm.per_head:
             raise ValueError("to_vit: qk_norm must have one weight for all heads (a fused attention has); got per_head")
         if norm is not None:
-            made |= {f"{name}.{what}": x.detach().clone() for what, x in norm.named_parameters()}
+            made[f"{name}.weight"] = norm.factor(norm.weight.dtype).detach().clone()
+            if norm.bias is not None:
+                made[f"{name}.bias"] = norm.bias.detach().clone()
     return {f"{prefix}{name}": x for name, x in made.items()}
