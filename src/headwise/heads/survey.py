@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headwise import __version__
 from headwise.heads.survey_corpus import Batch, Corpus
 from headwise.heads.survey_figures import FIGURES, Texts, figures
 from headwise.heads.survey_group import Group, group
@@ -58,7 +59,8 @@ def survey(
 
     A text counts as one observation: each figure is taken as in `heads.table()` of that text alone, and the table holds
     its mean over the texts, with 95 % intervals. After each batch the sums lie beside the output (`OUTPUT.part`), whole
-    at any moment; the same call goes on from there after an interrupt, and the finished table takes their place. Under
+    at any moment; the same call goes on from there after an interrupt, and the finished table takes their place. Sums
+    of another model, corpus, other options or another version of headwise, which may read otherwise, are refused. Under
     torchrun the batches are shared among the processes, and the numbers are the same ones.
 
     Args:
@@ -95,6 +97,7 @@ def survey(
     texts = Corpus(Path(corpus))
     reader = Reader(model, tokenizer, names, _limit(model, tokenizer, max_tokens))
     settings = {
+        "version of headwise": __version__,
         "model": reader.fingerprint(),
         "figures": [figure for name in names for figure in FIGURES[name]],
         "batch": batch,
