@@ -22,9 +22,7 @@ import numpy as np
 import torch
 
 import headwise as hw
-from headwise.heads import norms
 from headwise.heads.losses import next_token_loss
-from headwise.heads.retrieval import retrieval
 from headwise.models.atomic import whole_file
 from headwise.models.pretrained import load_encoder_or_decoder
 
@@ -89,7 +87,7 @@ class Study:
                 return result
 
             heads = lap(self.watched(self.long))
-            rows, brought = lap(heads.table()), lap(norms.table(self.model, heads))
+            rows, brought = lap(heads.table()), lap(heads.norms(self.model))
             return {"rows": rows, "brought": brought, "seconds": np.diff(at).tolist()}
 
         found: dict[str, Any] = self.kept.step(f"every figure of every head at {self.L} tokens", work)
@@ -108,7 +106,7 @@ class Study:
 
     def needles(self) -> Rows:
         def work() -> Rows:
-            return retrieval(self.model, self.tokenizer, self.reference, length=self.L, depths=(0.1, 0.5, 0.9))
+            return hw.retrieval(self.model, self.tokenizer, self.reference, length=self.L, depths=(0.1, 0.5, 0.9))
 
         found: Rows = self.kept.step(f"needles in {self.L} tokens", work)
         return found

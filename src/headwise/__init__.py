@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headwise.backends.onnx import onnx_translations
     from headwise.functional import attention, multi_head_attention
+    from headwise.heads.coreference import Referring, coreference
     from headwise.heads.importance import importance
     from headwise.heads.prune import prune_plan
+    from headwise.heads.retrieval import Needle, retrieval
+    from headwise.heads.syntax import syntax
     from headwise.kernels.thread_count import get_num_threads, set_num_threads
     from headwise.masks import Mask, causal, dense, documents, key_lengths, keys, mask_mod, prefix, window
     from headwise.models.ablate import ablate
@@ -26,10 +29,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Mask",
+    "Needle",
+    "Referring",
     "Weights",
     "ablate",
     "attention",
     "causal",
+    "coreference",
     "dense",
     "documents",
     "generation_cache",
@@ -44,7 +50,9 @@ __all__ = [
     "prefix",
     "prune_plan",
     "replace",
+    "retrieval",
     "set_num_threads",
+    "syntax",
     "watch",
     "window",
 ]
@@ -52,8 +60,11 @@ __all__ = [
 _HOME = {
     "backends.onnx": ["onnx_translations"],
     "functional": ["attention", "multi_head_attention"],
+    "heads.coreference": ["Referring", "coreference"],
     "heads.importance": ["importance"],
     "heads.prune": ["prune_plan"],
+    "heads.retrieval": ["Needle", "retrieval"],
+    "heads.syntax": ["syntax"],
     "kernels.thread_count": ["get_num_threads", "set_num_threads"],
     "masks": ["Mask", "causal", "dense", "documents", "key_lengths", "keys", "mask_mod", "prefix", "window"],
     "models.ablate": ["ablate"],

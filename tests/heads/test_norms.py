@@ -174,3 +174,17 @@ def test_refuses_another_model() -> None:
         norms.value_norms(model, heads, 0)
     with pytest.raises(ValueError, match="heads: layer must be one of"):
         norms.value_norms(model, heads, 7)
+
+
+def test_what_was_watched_gives_them_itself() -> None:
+    model, inputs = zoo.t5()
+    heads = watched(model, inputs)
+    assert heads.norms(model) == norms.table(model, heads)
+    assert heads.cross.norms(model) == [row for row in heads.norms(model) if row["part"] == "cross"]
+    got = heads.cross.value_norms(model, 1)
+    assert torch.equal(got, norms.value_norms(model, heads.cross, 1))
+    assert not torch.equal(got, heads.encoder.value_norms(model, 1))
+    with pytest.raises(ValueError, match=r"heads: .* has several parts; say which: heads.encoder, heads.decoder"):
+        heads.value_norms(model, 1)
+    with pytest.raises(ValueError, match=r"value_norms: model must be the one that was watched"):
+        heads.cross.value_norms(zoo.bert()[0], 1)

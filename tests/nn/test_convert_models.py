@@ -446,7 +446,7 @@ def test_outputs_that_differ_are_refused_and_the_modes_kept() -> None:
             "to_llama: layer must be a headwise.nn.MultiHeadAttention; got Linear",
         ),
         (
-            lambda: convert.to_llama(MultiHeadAttention(12, 2, qk_norm="layer")),
+            lambda: convert.to_llama(MultiHeadAttention(12, 2, causal=True, qk_norm="layer")),
             ValueError,
             "to_llama: qk_norm must be 'rms' with one weight for all heads (a LlamaAttention's is); got layer, [6], "
             "eps=1e-06",

@@ -40,7 +40,7 @@ def value_norms(model: Any, heads: Any, layer: int) -> torch.Tensor:
     ...     vocab_size=11, hidden_size=6, num_attention_heads=3, num_hidden_layers=2, intermediate_size=5)).eval()
     >>> with torch.no_grad(), hw.watch(model) as heads:
     ...     _ = model(torch.tensor([[1, 7, 4]]))
-    >>> norms = value_norms(model, heads, 1)
+    >>> norms = heads.value_norms(model, 1)
     >>> norms.shape, heads[1].read(received=True, value_norms=norms).received.shape
     (torch.Size([1, 3, 3]), torch.Size([1, 3, 3]))
     """
@@ -75,6 +75,17 @@ def table(model: Any, heads: Any) -> Table:
         cross-attention); each also as `..._by_norm`. Means over texts.
     Raises:
         ValueError: as `value_norms`.
+
+    Source: Kobayashi, Kuribayashi, Yokoi, Inui (2020), Attention is Not Only a Weight, section 4.
+
+    >>> import torch, headwise as hw
+    >>> from headwise.models.pretrained import load_encoder_or_decoder
+    >>> model, tokenizer = load_encoder_or_decoder("minilm")
+    >>> with torch.no_grad(), hw.watch(model, tokenizer) as heads:
+    ...     _ = model(**tokenizer("It rained, so they stayed.", return_tensors="pt"))
+    >>> row = heads.norms(model)[71]
+    >>> row["layer"], row["head"], row["first"] > row["first_by_norm"]
+    (5, 11, True)
     """
     parts = [part for part in heads.parts.values() if part.layers] if hasattr(heads, "parts") else [heads]
     found = Table()

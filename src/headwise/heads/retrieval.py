@@ -88,6 +88,18 @@ def retrieval(
         ValueError: the haystack is too short, an answer is not in its needle, a depth or length is out of range.
 
     Source: Wu, Wang, Xiao, Peng, Fu (2024), Retrieval Head Mechanistically Explains Long-Context Factuality, section 2.
+
+    >>> import torch, headwise as hw
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from headwise.models.pretrained import load_encoder_or_decoder
+    >>> _, tokenizer = load_encoder_or_decoder("minilm")                   # its tokens, for a small decoder
+    >>> _ = torch.manual_seed(0)
+    >>> model = LlamaForCausalLM(LlamaConfig(
+    ...     vocab_size=30522, hidden_size=12, num_attention_heads=3, num_hidden_layers=2, intermediate_size=5))
+    >>> needle = hw.Needle("The gate opens with copper lanterns.", "The gate opens with", " copper lanterns")
+    >>> rows = hw.retrieval(model, tokenizer, "The old river ran past. " * 9, [needle], length=40, depths=(0.5,))
+    >>> len(rows), rows[0]["texts"], rows[0]["tokens"]
+    (6, 1, 2)
     """
     if isinstance(length, bool) or length < 1:
         raise ValueError(f"retrieval: length must be a whole number from 1; got {length!r}")

@@ -41,6 +41,14 @@ def syntax(
         ValueError: the file is no CoNLL-U, or there is no dependency in it. TypeError: a slow tokenizer.
 
     Source: Clark, Khandelwal, Levy, Manning (2019), What Does BERT Look At?, section 4.2 and table 1.
+
+    >>> import headwise as hw
+    >>> from headwise.models.pretrained import load_encoder_or_decoder
+    >>> model, tokenizer = load_encoder_or_decoder("minilm")
+    >>> sentence = Sentence("She solved it", [(0, 3), (4, 10), (11, 13)], [1, -1, 1], ["nsubj", "root", "obj"])
+    >>> rows = hw.syntax(model, tokenizer, [sentence])
+    >>> len(rows), rows[0]["n"], [row["relation"] for row in best(rows)]  # 72 heads, 3 relations, 2 directions
+    (432, 2, ['all', 'nsubj', 'obj'])
     """
     given = read_conllu(sentences) if isinstance(sentences, str | os.PathLike) else sentences
     texts = (_marked(tokenizer, sentence) for sentence in given)

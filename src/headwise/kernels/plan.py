@@ -190,7 +190,7 @@ class Common:
 
 
 def forwarding(c: Common) -> list[Launch]:
-    """Whole blocks of queries, and one for those that are left."""
+    """Blocks of queries: as few as there can be, and as equal in width."""
     p, sizes = c.problem, c.problem.sizes
     n, width = c.geometry.lanes(c.real), block_width(c.geometry)
     spec = Forward(
@@ -206,18 +206,24 @@ def forwarding(c: Common) -> list[Launch]:
         dropout=p.dropout,
     )
     launches = []
-    whole = sizes.L // (n * width)
-    rest = sizes.L - whole * n * width
-    for w, blocks, first in ((width, whole, 0), (-(-rest // n), 1, whole * n * width)):
-        if not w or not blocks:
-            continue
+    first = 0
+    for w, blocks in widths(-(-sizes.L // n), width):
         one = replace(spec, width=w)
         step = _blocks_a_task(blocks, sizes)
         tasks = sizes.B * sizes.H * -(-blocks // step)
         launch = c.launch(one, tasks, one.scratch(c.geometry, step), first=first, blocks=blocks, blocks_a_task=step)
         launch.first, launch.blocks, launch.size = first, blocks, n * w
         launches.append(launch)
+        first += blocks * n * w
     return launches
+
+
+def widths(vectors: int, most: int) -> list[tuple[int, int]]:
+    """(width, blocks) of so many vectors of queries. A narrow block multiplies slowly: it loads as much as it multiplies."""
+    blocks = -(-vectors // most)
+    narrow = vectors // blocks
+    wide = vectors - narrow * blocks
+    return [x for x in ((narrow + 1, wide), (narrow, blocks - wide)) if x[1]]
 
 
 def _blocks_a_task(blocks: int, sizes: Sizes) -> int:

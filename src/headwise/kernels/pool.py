@@ -20,7 +20,7 @@ SLOTS = {"state": 0, "done": 8, "job": 16, "limit": 17, "stop": 18, "sleepers": 
 SIZE = 64
 OPEN = 1 << 15
 JOB = 1 << 16
-SPINS = 2000  # some tens of microseconds
+SPINS = 20000  # a quarter of a millisecond, or a whole one where a pause is long: between two calls of a loop
 NAMES = ("headwise_pool_run", "headwise_pool_work", "headwise_pool_init", "headwise_pool_stop")
 
 I32, I64, VOID, ADDRESS = ir.IntType(32), ir.IntType(64), ir.VoidType(), ir.PointerType()

@@ -302,6 +302,20 @@ class Part:
             for link in found
         ]
 
+    def norms(self, model: Any) -> list[dict[str, Any]]:
+        """Shares of the weight beside the same shares by value norms, of the model that was watched; see
+        `headwise.heads.norms.table`.
+        """
+        from headwise.heads.norms import table
+
+        return table(model, self)
+
+    def value_norms(self, model: Any, layer: int) -> Any:
+        """norm(f(x_j)) [B, H, S] for `Weights.read(value_norms=...)`; see `headwise.heads.norms.value_norms`."""
+        from headwise.heads.norms import value_norms
+
+        return value_norms(model, self, layer)
+
     def check(self) -> Check:
         """The worst `Check` over the layers: rows sum to 1, A . v equals each layer's real output within rounding."""
         return worst([w.check() for layer in self.layers for w in self.calls(layer)])
@@ -408,6 +422,25 @@ class Heads:
     def find(self, *links: tuple[str, str], batch: int | None = None) -> list[Link]:
         """Ranks all heads for each link (from word, to word); see `headwise.heads.find.find`."""
         return self.main.find(*links, batch=batch)
+
+    def norms(self, model: Any) -> list[dict[str, Any]]:
+        """One dict a head, all parts: what share of the weight the first token, the separators and the nearest tokens
+        are given, beside their share of A_ij * norm(f(x_j)); see `headwise.heads.norms.table`.
+
+        Args:
+            model: the model that was watched; W_O is taken from it.
+        """
+        from headwise.heads.norms import table
+
+        return table(model, self)
+
+    def value_norms(self, model: Any, layer: int) -> Any:
+        """norm(f(x_j)) [B, H, S] for `Weights.read(value_norms=...)`; see `headwise.heads.norms.value_norms`.
+
+        Args:
+            model: the model that was watched; W_O is taken from it. layer: which layer.
+        """
+        return self.main.value_norms(model, layer)
 
     def check(self) -> Check:
         """The worst `Check` over all layers of all parts."""

@@ -333,7 +333,7 @@ class MultiHeadAttention(nn.Module):
         return self.q_proj, self.k_proj, self.v_proj, self.out_proj
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention) -> Self:
+    def from_torch(cls, module: nn.MultiheadAttention, *, check: bool = True) -> Self:
         """A layer with copies of a torch layer's parameters, its dropout, dtype, device and train or eval mode.
 
         Inputs and outputs of the layer are batch first, whatever `module.batch_first` says, and in its masks True = may
@@ -341,15 +341,16 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             module: any torch.nn.MultiheadAttention without add_bias_kv and add_zero_attn.
+            check: run both on random inputs and compare.
         Raises:
-            ValueError: module uses one of those two. TypeError: it is something else.
+            ValueError: module uses one of those two, or outputs differ. TypeError: it is something else.
 
         >>> theirs = nn.MultiheadAttention(12, 4, batch_first=True)
         >>> ours, x = MultiHeadAttention.from_torch(theirs), torch.randn(2, 5, 12)
         >>> torch.allclose(ours(x), theirs(x, x, x)[0], atol=1e-6)
         True
         """
-        return convert.pytorch.made_from_torch(cls, module)
+        return convert.pytorch.made_from_torch(cls, module, check)
 
     @classmethod
     def from_heads(

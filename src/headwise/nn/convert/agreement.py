@@ -74,8 +74,21 @@ class Called(nn.Module):
         return self.call(*inputs)
 
 
-def sample(layer: Any, length: int = 7) -> Tensor:
+def check_written(op: str, layer: Any, theirs: Callable[..., Any], *inputs: Tensor) -> None:
+    """Raises where what was written of a layer, computed as theirs(*inputs) in fp32 or wider, gives something else."""
+    if layer.q_proj.weight.is_meta:
+        return
+    work = torch.float64 if layer.q_proj.weight.dtype == torch.float64 else torch.float32
+    check_outputs(layer, lambda *inputs: theirs(*(x.to(work) for x in inputs)), *inputs, op=op)
+
+
+def sample(layer: Any, length: int = 7, width: int | None = None) -> Tensor:
     """Two sequences of numbers for a layer [2, L, E], drawn without touching the global random state."""
     weight = layer.q_proj.weight
-    made = torch.randn(2, length, layer.embed_dim, generator=torch.Generator().manual_seed(0))
+    made = torch.randn(2, length, width or layer.embed_dim, generator=torch.Generator().manual_seed(0))
     return made.to(weight.dtype).to(weight.device)
+
+
+def samples(layer: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """x [2, L, E], context [2, S, Ec] and value [2, S, Ev] for a layer."""
+    return sample(layer), sample(layer, 5, layer.kdim), sample(layer, 5, layer.vdim)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from headwise.arrays import to_numpy
+from headwise.nn.convert import theirs
+from headwise.nn.convert.agreement import check_written, samples
 from headwise.nn.convert.heads import from_heads
 from headwise.nn.convert.parts import as_tensor, check_can_say, parameter
 
@@ -43,11 +45,14 @@ def from_keras(weights: Any) -> Any:
     return _layer("from_keras", kernels, biases)
 
 
-def to_keras(layer: Any) -> list[np.ndarray]:
+def to_keras(layer: Any, *, check: bool = True) -> list[np.ndarray]:
     """What `set_weights()` of a keras.layers.MultiHeadAttention (or GroupQueryAttention) of that shape takes.
 
+    Args:
+        layer: of any sizes, with no options but dropout.
+        check: compute what was written as Keras does, on random inputs, and compare with the layer.
     Raises:
-        ValueError: the layer uses what Keras' cannot say.
+        ValueError: the layer uses what Keras' cannot say, or outputs differ.
 
     >>> from headwise.nn import MultiHeadAttention
     >>> [x.shape for x in to_keras(MultiHeadAttention(12, 4))][:2]
@@ -55,7 +60,10 @@ def to_keras(layer: Any) -> list[np.ndarray]:
     """
     kernels, biases = _taken("to_keras", "keras.layers.MultiHeadAttention", layer)
     pairs = [(kernels[name], biases[name]) for name in NAMES] if biases else [(kernels[name],) for name in NAMES]
-    return [x for pair in pairs for x in pair]
+    made = [x for pair in pairs for x in pair]
+    if check:
+        check_written("to_keras", layer, lambda *x: theirs.keras(made, *x), *samples(layer))
+    return made
 
 
 def from_flax(params: Any) -> Any:
@@ -95,11 +103,14 @@ def from_flax(params: Any) -> Any:
     return layer
 
 
-def to_flax(layer: Any) -> dict[str, dict[str, np.ndarray]]:
+def to_flax(layer: Any, *, check: bool = True) -> dict[str, dict[str, np.ndarray]]:
     """The layer's matrices as the parameters of a flax MultiHeadDotProductAttention.
 
+    Args:
+        layer: of any sizes, with no options but dropout and a qk_norm like flax's.
+        check: compute what was written as flax does, on random inputs, and compare with the layer.
     Raises:
-        ValueError: the layer uses what flax's cannot say.
+        ValueError: the layer uses what flax's cannot say, or outputs differ.
 
     >>> from headwise.nn import MultiHeadAttention
     >>> to_flax(MultiHeadAttention(12, 4))["out"]["kernel"].shape
@@ -109,12 +120,15 @@ def to_flax(layer: Any) -> dict[str, dict[str, np.ndarray]]:
     made = {name: {"kernel": kernels[name]} | ({"bias": biases[name]} if biases else {}) for name in NAMES}
     if layer.q_norm is not None:
         for name, norm in (("query_ln", layer.q_norm), ("key_ln", layer.k_norm)):
-            if norm.kind != "layer" or norm.per_head or bool((norm.bias != 0).any()):
+            biased = norm.bias is not None and bool((norm.bias != 0).any())
+            if norm.kind != "layer" or norm.per_head or norm.eps != 1e-6 or biased:
                 raise ValueError(
-                    f"to_flax: qk_norm must be a layer norm without a bias, of one weight for all heads (flax has no "
-                    f"other); got {norm.extra_repr()}"
+                    "to_flax: qk_norm must be a layer norm with eps=1e-06 and no bias, of one weight for all heads "
+                    f"(flax has no other); got {norm.extra_repr()}{', with a bias' if biased else ''}"
                 )
             made[name] = {"scale": to_numpy(norm.factor(norm.weight.dtype)).copy()}
+    if check:
+        check_written("to_flax", layer, lambda *x: theirs.flax(made, *x), *samples(layer))
     return made
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.nn.convert.agreement import Called, check_outputs, sample
+from headwise.nn.convert import theirs
+from headwise.nn.convert.agreement import Called, check_outputs, check_written, sample
 from headwise.nn.convert.parts import Source, assemble, check_can_say, taken
 
 NAMES = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output.dense"}
@@ -46,16 +47,20 @@ def from_bert(source: Any, num_heads: int | None = None, *, prefix: str = "", ch
     layer.train(module.training)
     if check and not layer.q_proj.weight.is_meta:
         dense: Any = module.output
-        theirs = Called(module, lambda x: dense.dense(attention(x)[0]))
-        check_outputs(layer, theirs, sample(layer), op="from_bert")
+        run = Called(module, lambda x: dense.dense(attention(x)[0]))
+        check_outputs(layer, run, sample(layer), op="from_bert")
     return layer
 
 
-def to_bert(layer: Any, *, prefix: str = "") -> dict[str, Tensor]:
+def to_bert(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, Tensor]:
     """The layer's matrices under the names of a BertAttention, for `load_state_dict(..., strict=False)` or a file.
 
+    Args:
+        layer: of one width, with as many key heads as heads, and no options but dropout.
+        prefix: put before each name.
+        check: compute what was written as a BertAttention does, on random inputs, and compare with the layer.
     Raises:
-        ValueError: the layer uses what a BertAttention cannot say.
+        ValueError: the layer uses what a BertAttention cannot say, or outputs differ.
 
     >>> from headwise.nn import MultiHeadAttention
     >>> list(to_bert(MultiHeadAttention(12, 4)))[:2]
@@ -64,7 +69,9 @@ def to_bert(layer: Any, *, prefix: str = "") -> dict[str, Tensor]:
     ours = check_can_say("to_bert", "a BertAttention", layer)
     made = {}
     for name, linear in zip(NAMES.values(), ours.projections(), strict=True):
-        made[f"{prefix}{name}.weight"], bias = taken(linear, bias=True)
+        made[f"{name}.weight"], bias = taken(linear, bias=True)
         if bias is not None:
-            made[f"{prefix}{name}.bias"] = bias
-    return made
+            made[f"{name}.bias"] = bias
+    if check:
+        check_written("to_bert", ours, lambda x: theirs.bert(made, ours.num_heads, x), sample(ours))
+    return {f"{prefix}{name}": x for name, x in made.items()}

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.nn.convert.agreement import Called, check_outputs, sample
+from headwise.nn.convert import theirs
+from headwise.nn.convert.agreement import Called, check_outputs, check_written, sample
 from headwise.nn.convert.parts import Part, Source, assemble, check_can_say, taken
 
 BUFFERS = ("bias", "masked_bias")  # old files hold the causal mask
@@ -56,19 +57,23 @@ def from_gpt2(
     if check and not layer.q_proj.weight.is_meta:
         x = sample(layer)
         if cross:
-            theirs = Called(module, lambda x, context: module(x, encoder_hidden_states=context))
-            check_outputs(layer, theirs, x, sample(layer, 5), op="from_gpt2")
+            run = Called(module, lambda x, context: module(x, encoder_hidden_states=context))
+            check_outputs(layer, run, x, sample(layer, 5), op="from_gpt2")
         else:
             hidden = torch.full((7, 7), -torch.inf, dtype=x.dtype, device=x.device).triu(1)[None, None]
             check_outputs(layer, Called(module, lambda x: module(x, attention_mask=hidden)), x, op="from_gpt2")
     return layer
 
 
-def to_gpt2(layer: Any, *, prefix: str = "") -> dict[str, Tensor]:
+def to_gpt2(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, Tensor]:
     """The layer's matrices under the names of a GPT2Attention (of one with cross-attention where it is not causal).
 
+    Args:
+        layer: of one width, with as many key heads as heads.
+        prefix: put before each name.
+        check: compute what was written as a GPT2Attention does, on random inputs, and compare with the layer.
     Raises:
-        ValueError: the layer uses what a GPT2Attention cannot say.
+        ValueError: the layer uses what a GPT2Attention cannot say, or outputs differ.
 
     >>> from headwise.nn import MultiHeadAttention
     >>> {name: list(x.shape) for name, x in to_gpt2(MultiHeadAttention(12, 4, causal=True)).items()}
@@ -79,9 +84,12 @@ def to_gpt2(layer: Any, *, prefix: str = "") -> dict[str, Tensor]:
     cut = {"c_attn": parts[:3]} if ours.causal else {"q_attn": parts[:1], "c_attn": parts[1:3]}
     made = {}
     for name, pieces in {**cut, "c_proj": parts[3:]}.items():
-        made[f"{prefix}{name}.weight"] = torch.cat([weight.T for weight, _ in pieces], 1).contiguous()
-        made[f"{prefix}{name}.bias"] = torch.cat([bias for _, bias in pieces if bias is not None])
-    return made
+        made[f"{name}.weight"] = torch.cat([weight.T for weight, _ in pieces], 1).contiguous()
+        made[f"{name}.bias"] = torch.cat([bias for _, bias in pieces if bias is not None])
+    if check:
+        inputs = (sample(ours),) if ours.causal else (sample(ours), sample(ours, 5))
+        check_written("to_gpt2", ours, lambda *x: theirs.gpt2(made, ours.num_heads, *x, scale=ours.scale), *inputs)
+    return {f"{prefix}{name}": x for name, x in made.items()}
 
 
 def _pieces(given: Source, name: str, count: int) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Hugging Face's attention of the Llama family (Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, ...), both ways."""
+"""Hugging Face's attention of the Llama family (Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, gpt-oss), both ways."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.nn.convert.agreement import Called, check_outputs, sample
+from headwise.nn.convert import theirs
+from headwise.nn.convert.agreement import Called, check_outputs, check_written, sample
 from headwise.nn.convert.parts import Source, assemble, check_can_say, parameter, taken
 from headwise.nn.norms import QKNorm
 from headwise.nn.rotary import RotaryEmbedding
@@ -24,10 +25,11 @@ ALLOWED = (
 def from_llama(
     source: Any, config: Any = None, layer_idx: int | None = None, *, prefix: str = "", check: bool = True
 ) -> Any:
-    """A `MultiHeadAttention` with copies of a LlamaAttention's matrices, its rotary positions, norms, window, softcap.
+    """A `MultiHeadAttention` with copies of a LlamaAttention's matrices, its rotary positions, norms, window, softcap,
+    sinks.
 
     Args:
-        source: the attention of a Llama, Mistral, Qwen 2, Qwen 3 or Gemma layer, or named tensors of a model.
+        source: the attention of a Llama, Mistral, Qwen 2, Qwen 3, Gemma or gpt-oss layer, or named tensors of a model.
         config: the model's (text) config, for named tensors.
         layer_idx: which layer it is, for named tensors of a model whose layers differ (sliding and full attention).
         prefix: where the names begin, as in "model.layers.3.self_attn.".
@@ -53,7 +55,9 @@ def from_llama(
     options = _options(config, layer_idx)
     parts = {letter: given.part(name) for letter, name in NAMES.items()}
     norms = [given.take(f"{name}.weight") for name in ("q_norm", "k_norm")] if "q_norm.weight" in given else []
+    sinks = given.maybe("sinks")
     given.finish()
+    options["sinks"] = sinks is not None
     if norms:
         options["qk_norm"] = QKNorm("rms", eps=config.rms_norm_eps, plus_one=_counts_from_one(config))
     layer = assemble("from_llama", config.num_attention_heads, parts, kv_heads=config.num_key_value_heads, **options)
@@ -64,6 +68,12 @@ def from_llama(
                 f"got {tuple(scale.shape)}"
             )
         norm.weight = parameter(scale, scale.requires_grad)
+    if sinks is not None:
+        if tuple(sinks.shape) != (layer.num_heads,):
+            raise ValueError(
+                f"from_llama: sinks must have shape [H] with H={layer.num_heads}; got {tuple(sinks.shape)}"
+            )
+        layer.sinks = parameter(sinks, sinks.requires_grad)
     if module is None:
         return layer
     layer.train(module.training)
@@ -74,25 +84,33 @@ def from_llama(
     return layer
 
 
-def to_llama(layer: Any, *, prefix: str = "") -> dict[str, Tensor]:
+def to_llama(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, Tensor]:
     """The layer's matrices under the names of a LlamaAttention; what is no tensor (rotary, window) is in its config.
 
     Args:
         layer: made by `from_llama`, or like it.
         prefix: put before each name.
+        check: compute what was written as a LlamaAttention does, on random inputs, and compare with the layer.
     Raises:
-        ValueError: the layer uses what a LlamaAttention cannot say.
+        ValueError: the layer uses what a LlamaAttention cannot say, or outputs differ.
 
     >>> from headwise.nn import MultiHeadAttention
     >>> list(to_llama(MultiHeadAttention(12, 2, num_kv_heads=1, bias=False, causal=True, rotary=True)))
     ['q_proj.weight', 'k_proj.weight', 'v_proj.weight', 'o_proj.weight']
     """
     ours = check_can_say("to_llama", "a LlamaAttention", layer, allowed=ALLOWED)
+    if not ours.causal:
+        raise ValueError("to_llama: layer must be causal (a LlamaAttention is); got causal=False")
+    if ours.rotary is not None and ours.rotary.interleaved:
+        raise ValueError(
+            "to_llama: rotary must pair the halves of a head (a LlamaAttention does); got "
+            f"RotaryEmbedding({ours.rotary.extra_repr()})"
+        )
     made = {}
     for name, linear in zip(NAMES.values(), ours.projections(), strict=True):
-        made[f"{prefix}{name}.weight"], bias = taken(linear)
+        made[f"{name}.weight"], bias = taken(linear)
         if bias is not None:
-            made[f"{prefix}{name}.bias"] = bias
+            made[f"{name}.bias"] = bias
     for name in ("q_norm", "k_norm"):
         norm = getattr(ours, name)
         if norm is not None and (norm.kind != "rms" or norm.per_head):
@@ -101,8 +119,12 @@ def to_llama(layer: Any, *, prefix: str = "") -> dict[str, Tensor]:
                 f"got {norm.extra_repr()}"
             )
         if norm is not None:
-            made[f"{prefix}{name}.weight"] = norm.weight.detach().clone()
-    return made
+            made[f"{name}.weight"] = norm.weight.detach().clone()
+    if ours.sinks is not None:
+        made["sinks"] = ours.sinks.detach().clone()
+    if check:
+        check_written("to_llama", ours, lambda x: theirs.llama(made, ours, x), sample(ours))
+    return {f"{prefix}{name}": x for name, x in made.items()}
 
 
 def _options(config: Any, layer_idx: int | None) -> dict[str, Any]:

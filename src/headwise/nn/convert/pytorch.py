@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from headwise.nn.convert.agreement import Called, check_outputs, samples
 from headwise.nn.convert.parts import check_can_say, fill, parameter, taken
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     Layer = TypeVar("Layer", bound=MultiHeadAttention)
 
 
-def from_torch(module: Any) -> MultiHeadAttention:
+def from_torch(module: Any, *, check: bool = True) -> MultiHeadAttention:
     """See `MultiHeadAttention.from_torch`.
 
     >>> from_torch(nn.MultiheadAttention(12, 4)).num_heads
@@ -23,10 +24,10 @@ def from_torch(module: Any) -> MultiHeadAttention:
     """
     from headwise.nn.layer import MultiHeadAttention
 
-    return MultiHeadAttention.from_torch(module)
+    return MultiHeadAttention.from_torch(module, check=check)
 
 
-def made_from_torch(cls: type[Layer], module: Any) -> Layer:
+def made_from_torch(cls: type[Layer], module: Any, check: bool) -> Layer:
     """The same, as a layer of a class of its own."""
     if not isinstance(module, nn.MultiheadAttention):
         raise TypeError(f"from_torch: module must be a torch.nn.MultiheadAttention; got {type(module).__name__}")
@@ -54,17 +55,21 @@ def made_from_torch(cls: type[Layer], module: Any) -> Layer:
     weights, biases = (*weights, theirs.out_proj.weight), (*biases, theirs.out_proj.bias)
     for linear, w, bias in zip(layer.projections(), weights, biases, strict=True):
         fill(linear, w, bias, w.requires_grad, bias is not None and bias.requires_grad)
-    return layer.train(module.training)
+    layer.train(module.training)
+    if check:
+        _check("from_torch", layer, theirs)
+    return layer
 
 
-def to_torch(layer: MultiHeadAttention, *, batch_first: bool = True) -> nn.MultiheadAttention:
+def to_torch(layer: MultiHeadAttention, *, batch_first: bool = True, check: bool = True) -> nn.MultiheadAttention:
     """A torch layer with copies of the parameters, the dropout and the mode.
 
     Args:
         layer: one head of keys for each of queries, H * D = E, and none of the options that torch's layer has not.
         batch_first: of the torch layer.
+        check: run both on random inputs and compare.
     Raises:
-        ValueError: the layer uses what torch's cannot say.
+        ValueError: the layer uses what torch's cannot say, or outputs differ.
 
     >>> from headwise.nn import MultiHeadAttention
     >>> theirs = to_torch(MultiHeadAttention(12, 4))
@@ -95,4 +100,16 @@ def to_torch(layer: MultiHeadAttention, *, batch_first: bool = True) -> nn.Multi
         made.in_proj_bias = parameter(torch.cat([bias for _, bias in parts[:3] if bias is not None]), True)
     fill(made.out_proj, *parts[3], flags[3])
     result: nn.MultiheadAttention = made.train(ours.training)
+    if check:
+        _check("to_torch", ours, result)
     return result
+
+
+def _check(op: str, layer: Any, theirs: nn.MultiheadAttention) -> None:
+    def run(*inputs: Tensor) -> Tensor:
+        q, k, v = inputs if theirs.batch_first else (x.transpose(0, 1) for x in inputs)
+        out: Tensor = theirs(q, k, v, need_weights=False)[0]
+        return out if theirs.batch_first else out.transpose(0, 1)
+
+    if not layer.q_proj.weight.is_meta:
+        check_outputs(layer, Called(theirs, run), *samples(layer), op=op)

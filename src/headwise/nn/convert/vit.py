@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.nn.convert.agreement import check_outputs, sample
+from headwise.nn.convert import theirs
+from headwise.nn.convert.agreement import check_outputs, check_written, sample
 from headwise.nn.convert.parts import Source, assemble, check_can_say, parameter, taken
 
 
@@ -69,11 +70,15 @@ def from_vit(
     return layer
 
 
-def to_vit(layer: Any, *, prefix: str = "") -> dict[str, Tensor]:
+def to_vit(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, Tensor]:
     """The layer's matrices under the names of a fused attention.
 
+    Args:
+        layer: of one width, with as many key heads as heads, and no options but norms and dropout.
+        prefix: put before each name.
+        check: compute what was written as a fused attention does, on random inputs, and compare with the layer.
     Raises:
-        ValueError: the layer uses what a fused attention cannot say.
+        ValueError: the layer uses what a fused attention cannot say, or outputs differ.
 
     >>> from headwise.nn import MultiHeadAttention
     >>> {name: list(x.shape) for name, x in to_vit(MultiHeadAttention(12, 4)).items()}
@@ -96,4 +101,7 @@ def to_vit(layer: Any, *, prefix: str = "") -> dict[str, Tensor]:
             made[f"{name}.weight"] = norm.factor(norm.weight.dtype).detach().clone()
             if norm.bias is not None:
                 made[f"{name}.bias"] = norm.bias.detach().clone()
+    if check:
+        eps = None if ours.q_norm is None else ours.q_norm.eps
+        check_written("to_vit", ours, lambda x: theirs.vit(made, ours.num_heads, x, eps=eps), sample(ours))
     return {f"{prefix}{name}": x for name, x in made.items()}
