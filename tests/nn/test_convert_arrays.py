@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwise.nn import MultiHeadAttention, convert
+from headwise.nn import MultiHeadAttention, QKNorm, convert
 
 B, L, S = 2, 5, 7
 E, EC, EV, H, HKV, D, DV, EO = 11, 13, 17, 6, 3, 5, 3, 19
@@ -171,8 +171,14 @@ def flax(**change: Any) -> dict[str, Any]:
         (
             lambda: convert.to_flax(MultiHeadAttention(12, 4, qk_norm="rms")),
             ValueError,
-            "to_flax: qk_norm must be a layer norm without a bias, of one weight for all heads (flax has no other); "
-            "got rms, [3], eps=1e-06",
+            "to_flax: qk_norm must be a layer norm with eps=1e-06 and no bias, of one weight for all heads (flax has "
+            "no other); got rms, [3], eps=1e-06",
+        ),
+        (
+            lambda: convert.to_flax(MultiHeadAttention(12, 4, qk_norm=QKNorm("layer", eps=1e-5))),
+            ValueError,
+            "to_flax: qk_norm must be a layer norm with eps=1e-06 and no bias, of one weight for all heads (flax has "
+            "no other); got layer, [3], eps=1e-05",
         ),
         (
             lambda: convert.to_keras(MultiHeadAttention(12, 4, sinks=True)),

@@ -15,6 +15,7 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -23,7 +24,7 @@ from transformers import (
 from transformers.models.bert.modeling_bert import BertAttention
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
-from headwise.nn import MultiHeadAttention, convert
+from headwise.nn import MultiHeadAttention, RotaryEmbedding, convert
 
 B, L = 2, 11
 
@@ -164,6 +165,11 @@ FAMILY: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"head_dim": 6, "query_pre_attn_scalar": 6, **SLIDING},
         {"scale": None, "window": (4, 0)},
     ),
+    "GptOss": (
+        GptOssConfig,
+        {"head_dim": 6, "attention_bias": True, **SLIDING},
+        {"window": (4, 0)},
+    ),
 }
 
 
@@ -172,7 +178,8 @@ def family(name: str, layer_idx: int = 0, dtype: torch.dtype = torch.float64) ->
     kind, options, _ = FAMILY[name]
     config = kind(**{**SIZES, **options})
     word = name.split(",")[0].split(" ")[0]
-    home = importlib.import_module(f"transformers.models.{word.lower()}.modeling_{word.lower()}")
+    folder = {"GptOss": "gpt_oss"}.get(word, word.lower())
+    home = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
     theirs = shaken(getattr(home, f"{word}Attention")(config, layer_idx), dtype)
     return theirs, getattr(home, f"{word}RotaryEmbedding")(config)
 
@@ -439,6 +446,27 @@ def test_outputs_that_differ_are_refused_and_the_modes_kept() -> None:
             lambda: convert.to_vit(MultiHeadAttention(12, 4, causal=True)),
             ValueError,
             "to_vit: layer must not use causal (a fused attention has no place for it); got causal=True",
+        ),
+        (
+            lambda: convert.to_llama(MultiHeadAttention(12, 2)),
+            ValueError,
+            "to_llama: layer must be causal (a LlamaAttention is); got causal=False",
+        ),
+        (
+            lambda: convert.to_llama(
+                MultiHeadAttention(12, 2, causal=True, rotary=RotaryEmbedding(6, interleaved=True))
+            ),
+            ValueError,
+            "to_llama: rotary must pair the halves of a head (a LlamaAttention does); got RotaryEmbedding(width=6, "
+            "base=10000.0, interleaved=True)",
+        ),
+        (
+            lambda: convert.from_llama(
+                {**{f"{name}_proj.weight": torch.ones(6, 6) for name in "qkvo"}, "sinks": torch.ones(2)},
+                LlamaConfig(hidden_size=6, num_attention_heads=3, num_key_value_heads=3),
+            ),
+            ValueError,
+            "from_llama: sinks must have shape [H] with H=3; got (2,)",
         ),
         (
             lambda: convert.to_llama(nn.Linear(2, 2)),

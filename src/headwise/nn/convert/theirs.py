@@ -16,7 +16,7 @@ from torch.nn.functional import layer_norm, rms_norm
 
 def bert(named: Mapping[str, Tensor], heads: int, x: Tensor) -> Tensor:
     """Hugging Face's BertAttention without its residual: Linear holds [out, in]."""
-    q, k, v = (_linear(named, f"self.{name}", x).unflatten(-1, (heads, -1)) for name in ("query", "key", "value"))
+    q, k, v = (_heads(_linear(named, f"self.{name}", x), heads) for name in ("query", "key", "value"))
     return _linear(named, "output.dense", attended(q, k, v))
 
 
@@ -32,7 +32,7 @@ def gpt2(
         parts = conv("c_attn", x).tensor_split(3, -1)
     else:
         parts = (conv("q_attn", x), *conv("c_attn", context).tensor_split(2, -1))
-    q, k, v = (y.unflatten(-1, (heads, -1)) for y in parts)
+    q, k, v = (_heads(y, heads) for y in parts)
     hidden = None if context is not None else _distances(x) < 0
     return conv("c_proj", attended(q, k, v, scale=scale, hidden=hidden))
 
@@ -40,7 +40,7 @@ def gpt2(
 def llama(named: Mapping[str, Tensor], layer: Any, x: Tensor) -> Tensor:
     """Hugging Face's LlamaAttention and its kin; layer: for what is no tensor."""
     q, k, v = (
-        _linear(named, f"{name}_proj", x).unflatten(-1, (heads, -1))
+        _heads(_linear(named, f"{name}_proj", x), heads)
         for name, heads in (("q", layer.num_heads), ("k", layer.num_kv_heads), ("v", layer.num_kv_heads))
     )
     if layer.q_norm is not None:
@@ -61,7 +61,7 @@ def llama(named: Mapping[str, Tensor], layer: Any, x: Tensor) -> Tensor:
 
 def vit(named: Mapping[str, Tensor], heads: int, x: Tensor, *, eps: float | None = None) -> Tensor:
     """timm's Attention: q, k and v one below the other."""
-    q, k, v = _linear(named, "qkv", x).unflatten(-1, (3, heads, -1)).unbind(2)
+    q, k, v = torch.unflatten(_linear(named, "qkv", x), -1, (3, heads, -1)).unbind(2)
     if eps is not None:
         q, k = (_normalised(named, name, y, eps) for name, y in (("q_norm", q), ("k_norm", k)))
     return _linear(named, "proj", attended(q, k, v))
@@ -110,6 +110,11 @@ def _as(array: Any, x: Tensor) -> Tensor:
     return torch.as_tensor(array).to(x)
 
 
+def _heads(y: Tensor, heads: int) -> Tensor:
+    """[B, n, H * D] as [B, n, H, D]."""
+    return torch.unflatten(y, -1, (heads, -1))
+
+
 def _linear(named: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
     y = x @ named[f"{name}.weight"].to(x).T
     return y + named[f"{name}.bias"].to(x) if f"{name}.bias" in named else y
@@ -123,7 +128,7 @@ def _projected(kernel: Any, bias: Any, x: Tensor) -> Tensor:
 
 def _joined(kernel: Any, bias: Any, y: Tensor) -> Tensor:
     """[B, L, H * Dv] to [B, L, Eo], by a kernel [H, Dv, Eo] and a bias [Eo]."""
-    out = torch.einsum("blhd,hde->ble", y.unflatten(-1, tuple(kernel.shape[:2])), _as(kernel, y))
+    out = torch.einsum("blhd,hde->ble", _heads(y, kernel.shape[0]), _as(kernel, y))
     return out if bias is None else out + _as(bias, y)
 
 
