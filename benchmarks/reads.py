@@ -1,23 +1,30 @@
-"""What reading the weights costs: time beside the forward that left them, memory at length, slices.
+"""What reading the weights costs: time beside the forward that left them, memory at length, slices, a watched model.
 
     python benchmarks/reads.py --threads 2
+    python benchmarks/reads.py --only watch --tokens 4000 --no-eager
     python benchmarks/reads.py --threads 1 --cpu-time        # steadier where the machine is shared
 
 Forward and reads take turns in one process; figures are medians of each turn's ratio. `all` is entropy, received,
 offsets(64) and a 256 x 256 map in one pass. `dense` is the same from one whole array of weights, made by PyTorch (where
-it is installed) a head at a time. Targets: all at most 0.7 of the forward; 256 MB beside the inputs at 131,072 x
-131,072; 10 ms for a row of a 100,000 x 100,000 head.
+it is installed) a head at a time. `watch` is a forward of SmolLM2: under sdpa with nothing read, under `hw.watch` with
+the weights kept or with `all` read of every head, and with eager's own attentions, which take 20 GB at 4,000 tokens;
+times take turns in one process, memory is what a process of its own rises by. Targets: all at most 0.7 of the forward;
+256 MB beside the inputs at 131,072 x 131,072; 10 ms for a row of a 100,000 x 100,000 head; watched with reads kept at
+most 1.5 of sdpa.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
+import json
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +43,8 @@ READS: dict[str, dict[str, Any]] = {
     "top 8": {"top_k": 8},
     "mass": {"mass": [(range(64), range(64)), ([100], [50, 51])]},
 }
+WATCHED: dict[str, Any] = {"sdpa": None, "weights kept": "weights", "reads kept": ALL}  # None: nothing is watched
+EAGER = "eager"
 MASKS: dict[str, Any] = {"no mask": None, "causal": hw.causal()}
 
 
@@ -134,6 +143,88 @@ def slices(length: int, dtype: str) -> None:
     print(f"slices of a {length} x {length} head, {dtype}: {', '.join(parts)}")
 
 
+def smollm2() -> Any:
+    import torch
+
+    from headwise.models.pretrained import load_encoder_or_decoder
+
+    torch.set_num_threads(hw.get_num_threads())
+    return load_encoder_or_decoder("smollm2")[0]
+
+
+def forward(model: Any, tokens: int, way: str) -> Any:
+    """One forward of random tokens; returns what is kept of its attention."""
+    import torch
+
+    ids = torch.randint(1000, 20000, (1, tokens), generator=torch.Generator().manual_seed(0))
+    more = {"use_cache": False, "logits_to_keep": 1}
+    model.set_attn_implementation(EAGER if way == EAGER else "sdpa")
+    with torch.no_grad():
+        if way == EAGER:
+            return model(ids, output_attentions=True, **more).attentions
+        if WATCHED[way] is None:
+            model(ids, **more)
+            return None
+        with hw.watch(model, keep=WATCHED[way]) as heads:
+            model(ids, **more)
+        return heads
+
+
+def watch_alone(tokens: int, way: str, cpu_time: bool) -> None:
+    """Time and rise of memory of one forward, as JSON; run in a process of its own. Linux only."""
+    clock = time.process_time if cpu_time else time.perf_counter
+    model = smollm2()
+    forward(model, min(tokens, 300), way)  # compiles and warms up
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else memory freed before, and not yet given back, hides the rise
+    Path("/proc/self/clear_refs").write_text("5")
+    before = kilobytes("/proc/self/status", "VmRSS")
+    start = clock()
+    kept = forward(model, tokens, way)
+    took = clock() - start
+    print(json.dumps({"seconds": took, "MB": (kilobytes("/proc/self/status", "VmHWM") - before) / 1024}))
+    del kept
+
+
+def kilobytes(file: str, name: str) -> int:
+    return int(next(x for x in Path(file).read_text().splitlines() if x.startswith(name + ":")).split()[1])
+
+
+def watch(options: argparse.Namespace, given: list[str]) -> None:
+    """A line for each way: its time beside sdpa's, and its memory."""
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    model = smollm2()
+    config = model.config
+    took: dict[str, list[float]] = {way: [] for way in WATCHED}
+    for turn in range(options.turns + 1):
+        for way, times in took.items():
+            start = clock()
+            forward(model, options.tokens if turn else min(options.tokens, 300), way)
+            if turn:  # the first, a short one, compiles and warms up
+                times.append(clock() - start)
+    del model
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    print(
+        f"SmolLM2, {options.tokens} tokens, {hw.get_num_threads()} threads: time (beside sdpa), memory of the forward"
+    )
+    ways = list(WATCHED)
+    held = config.num_hidden_layers * config.num_attention_heads * options.tokens**2 * 4 / 1e9  # every weight, GB
+    free = kilobytes("/proc/meminfo", "MemAvailable") * 1024 / 1e9
+    if options.no_eager or free < 1.3 * held + 2:
+        why = "" if options.no_eager else f": it needs about {1.3 * held + 2:.0f} GB, {free:.0f} are free"
+        print(f"  eager is left out{why}")
+    else:
+        ways.append(EAGER)
+    for way in ways:
+        alone = ["--only", "watch-alone", "--way", way, "--tokens", str(options.tokens), *given]
+        said = subprocess.run([sys.executable, __file__, *alone], check=True, stdout=subprocess.PIPE, text=True).stdout
+        found = json.loads(said.splitlines()[-1])
+        seconds = np.array(took.get(way, [found["seconds"]]))
+        ratio = np.median(seconds / (took["sdpa"] if way in took else np.median(took["sdpa"])))
+        print(f"  {way:12}  {np.median(seconds):.2f} s ({ratio:.2f}), {found['MB']:.0f} MB", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=None)
@@ -143,7 +234,10 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--cpu-time", action="store_true", help="processor time instead of time (one thread)")
     parser.add_argument("--no-dense", action="store_true", help="without PyTorch's whole arrays")
-    parser.add_argument("--only", choices=["times", "memory", "slices"])
+    parser.add_argument("--tokens", type=int, default=4000, help="of SmolLM2's forward")
+    parser.add_argument("--no-eager", action="store_true", help="SmolLM2 without eager's own attentions")
+    parser.add_argument("--only", choices=["times", "memory", "slices", "watch", "watch-alone"])
+    parser.add_argument("--way", choices=[*WATCHED, EAGER], default=EAGER, help=argparse.SUPPRESS)
     options = parser.parse_args()
     hw.set_num_threads(options.threads)
     if options.only in (None, "times"):
@@ -152,9 +246,13 @@ def main() -> None:
         memory(1 << 17)
     if options.only in (None, "slices"):
         slices(100_000, options.dtype)
+    given = [] if options.threads is None else ["--threads", str(options.threads)]
     if options.only is None:
-        given = [] if options.threads is None else ["--threads", str(options.threads)]
         subprocess.run([sys.executable, __file__, "--only", "memory", *given], check=True)
+    if options.only in (None, "watch"):
+        watch(options, [*given, *(["--cpu-time"] if options.cpu_time else [])])
+    if options.only == "watch-alone":
+        watch_alone(options.tokens, options.way, options.cpu_time)
 
 
 if __name__ == "__main__":
