@@ -14,7 +14,7 @@ from headwise.kernels.forward import KB
 from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
 
 AHEAD = 10240  # bytes between what is computed and what is asked of memory
-FEW = 16  # keys whose values are weighed together
+FEW = 32  # keys whose values are weighed together
 
 
 def power_of_two(n: int) -> int:
