@@ -1,7 +1,8 @@
-"""Models exported to ONNX with its own Attention operator, run by ONNX's reference evaluator at other sizes."""
+"""Models exported to ONNX with its own Attention operator, run by its reference evaluator and by ONNX Runtime."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -81,19 +82,36 @@ def exported(model: torch.nn.Module, given: dict[str, torch.Tensor]) -> Any:
     )
 
 
-def test_every_option_runs_at_any_size_to_the_same_result() -> None:
+@pytest.fixture(scope="module")
+def everything() -> Any:
+    """All cases as one model, and as ONNX has it."""
     model = Model(list(CASES.values()))
-    program = exported(model, inputs(2, 3, 5))
-    nodes = [node.op_type for node in program.model.graph]
-    assert nodes.count("Attention") == 2 * (len(CASES) - 1)  # one for out, one for lse; none for the score function
-    run = onnx_reference.ReferenceEvaluator(program.model_proto)
+    return model, exported(model, inputs(2, 3, 5))
+
+
+def agrees(model: Any, run: Callable[..., Any], atol: float) -> None:
+    """The same results at every size."""
     names = [f"{name}, {what}" for name in CASES for what in ("out", "lse")]
     for sizes in SIZES:
         given = inputs(*sizes)
         with np.errstate(all="ignore"):
-            found = run.run(None, {key: x.numpy() for key, x in given.items()})
+            found = run(None, {key: x.numpy() for key, x in given.items()})
         for name, x, right in zip(names, found, model(**given), strict=True):
-            np.testing.assert_allclose(x, right.numpy(), rtol=0, atol=2e-6, err_msg=name)
+            np.testing.assert_allclose(x, right.numpy(), rtol=0, atol=atol, err_msg=name)
+
+
+def test_every_option_runs_at_any_size_to_the_same_result(everything: Any) -> None:
+    model, program = everything
+    nodes = [node.op_type for node in program.model.graph]
+    assert nodes.count("Attention") == 2 * (len(CASES) - 1)  # one for out, one for lse; none for the score function
+    agrees(model, onnx_reference.ReferenceEvaluator(program.model_proto).run, 2e-6)
+
+
+def test_onnx_runtime_gives_the_same_result(everything: Any) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    model, program = everything
+    session = runtime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    agrees(model, session.run, 2e-6)
 
 
 def test_a_layer_exports_with_its_one_operator() -> None:

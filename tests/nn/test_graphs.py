@@ -1,4 +1,4 @@
-"""The layer with its options in graphs: torch.compile in one piece, torch.export with any batch and length."""
+"""The layer with its options in graphs: torch.compile in one piece, torch.export and ONNX with any batch and length."""
 
 from __future__ import annotations
 
@@ -96,6 +96,29 @@ def test_exports_cross_attention_with_any_lengths(name: str) -> None:
     for batch, length in LENGTHS:
         x, context = torch.randn(batch, length, E), torch.randn(batch, length + 4, E)
         torch.testing.assert_close(program.module()(x, context), layer(x, context))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_onnx_runs_it_with_any_batch_and_length(name: str) -> None:
+    reference, runtime = pytest.importorskip("onnx.reference"), pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    layer = made(name)
+    B, L = torch.export.Dim("B", min=1, max=1024), torch.export.Dim("L", min=1, max=1024)
+    program = torch.onnx.export(
+        layer,
+        (torch.randn(2, 5, E),),
+        dynamo=True,
+        opset_version=23,
+        verbose=False,
+        dynamic_shapes={"x": {0: B, 1: L}},
+        custom_translation_table=hw.onnx_translations(),
+    ).model_proto
+    session = runtime.InferenceSession(program.SerializeToString(), providers=["CPUExecutionProvider"])
+    for batch, length in (*LENGTHS, (1, 1)):
+        x = torch.randn(batch, length, E)
+        for run in (session.run, reference.ReferenceEvaluator(program).run):
+            (found,) = run(None, {"x": x.numpy()})
+            torch.testing.assert_close(torch.as_tensor(found), layer(x).detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_compiles_with_masks_and_positions_of_the_call() -> None:
