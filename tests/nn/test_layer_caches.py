@@ -208,9 +208,10 @@ def test_narrow_layers_have_narrow_caches() -> None:
 
 
 @pytest.mark.parametrize("then", ["go on", "crop", "reorder"])
+@pytest.mark.parametrize("B", [1, 2])
 @pytest.mark.parametrize("kind", CACHES)
-def test_lazy_weights_stay_what_they_were(kind: str, then: str) -> None:
-    layer, x = decoder(), torch.randn(2, 9, 12, dtype=torch.float64)
+def test_lazy_weights_stay_what_they_were(kind: str, B: int, then: str) -> None:
+    layer, x = decoder(), torch.randn(B, 9, 12, dtype=torch.float64)
     cache = CACHES[kind]()
     with torch.no_grad():
         layer(x[:, :4], cache=cache)
@@ -219,7 +220,7 @@ def test_lazy_weights_stay_what_they_were(kind: str, then: str) -> None:
         if then == "crop":
             cache.crop(5)
         elif then == "reorder":
-            cache.reorder([1, 0])
+            cache.reorder([*range(B)][::-1])
         other = copy.deepcopy(cache)
         for i in range(6, 9):
             y = layer(x[:, i : i + 1] * 2, cache=cache)
@@ -242,10 +243,10 @@ def test_weights_that_nobody_asked_for_cost_no_copy() -> None:
         assert cache._stores[0].data_ptr() != place
 
 
-@pytest.mark.parametrize("kind", ["growing", "static", "rolling"])
+@pytest.mark.parametrize("kind", ["growing", "static", "rolling", "paged"])
 def test_what_was_appended_by_hand_and_written_over_is_not_read(kind: str) -> None:
     """Whoever calls the op with what the cache gave is told that it changed, and not given other numbers."""
-    cache = CACHES[kind]()
+    cache = KVCache.paged(3, blocks=9) if kind == "paged" else CACHES[kind]()  # with room, so that nothing moves
     k, v = torch.randn(2, 1, 2, 3, 5, dtype=torch.float64)
     held = cache.append(k, v)
     _, w = hw.attention(k, held.k, held.v, mask=held.mask, weights=True)
@@ -257,11 +258,12 @@ def test_what_was_appended_by_hand_and_written_over_is_not_read(kind: str) -> No
         w.check()
 
 
-def test_gradients_of_a_step_are_right_after_a_crop() -> None:
+@pytest.mark.parametrize(("kind", "B"), [("growing", 2), ("paged", 2), ("paged", 1)])
+def test_gradients_of_a_step_are_right_after_a_crop(kind: str, B: int) -> None:
     """Keys need no gradient here, and queries do: their graph reads the cache."""
-    layer, x = decoder(), torch.randn(2, 5, 12, dtype=torch.float64)
+    layer, x = decoder(), torch.randn(B, 5, 12, dtype=torch.float64)
     layer.requires_grad_(False).q_proj.weight.requires_grad_()
-    cache = KVCache()
+    cache = CACHES[kind]()
     with torch.no_grad():
         layer(x[:, :4], cache=cache)
     y = layer(x[:, 4:], cache=cache)

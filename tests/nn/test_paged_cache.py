@@ -103,6 +103,31 @@ def test_entries_that_diverge_after_a_crop_do_not_disturb_each_other() -> None:
         check(held, plain, cache, 3, [3] * len(index), "paged")
 
 
+def test_one_entry_is_read_where_it_lies() -> None:
+    cache, plain = paged(), Plain()
+
+    def append(n: int) -> tuple[int, ...]:
+        k, v = tokens(1, n)
+        held = cache.append(k, v)
+        plain.append(k, v)
+        check(held, plain, cache, n, [n], "paged")
+        return held.k.data_ptr(), held.v.data_ptr()
+
+    append(9)
+    pools = [x.data_ptr() for x in cache._stores]
+    assert append(2) == tuple(pools)
+    for lengths in (10, 3):  # blocks that were given back are taken in order
+        cache.crop(lengths)
+        plain.crop([lengths])
+        assert append(5) == append(1) == tuple(x.data_ptr() for x in cache._stores)
+    cache.reorder([0, 0])
+    cache.append(*tokens(2, 1))  # the first to write takes a copy of its last block, elsewhere
+    cache.reorder([0])
+    cache.crop(9)
+    assert cache.table[0][:2] == [0, 1] and cache.table[0][2] != 2
+    assert append(1) != tuple(x.data_ptr() for x in cache._stores)
+
+
 def test_says_what_it_is() -> None:
     cache = paged(4, blocks=7)
     assert repr(cache).startswith("PagedCache(block_size=4, blocks=7, used=0, lengths=[], capacity=0")

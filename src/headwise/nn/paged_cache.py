@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from headwise.nn import cache_checks as checks
-from headwise.nn.cache import KVCache, empty
+from headwise.nn.cache import KVCache, unseen
 
 
 class PagedCache(KVCache):
     """See `KVCache.paged`.
 
-    The stores are pools [blocks, Hkv, block_size, width]. Each batch entry has a list of its blocks, in order. After
+    The stores are pools [Hkv, blocks, block_size, width]. Each batch entry has a list of its blocks, in order. After
     `reorder` several entries may hold the same blocks: nothing is copied until one of them writes into a block that
     another holds too, which happens only where a block is partly full. What nobody holds is free to be taken again.
-    Reading gathers the blocks, a copy of what is held.
+    One entry whose blocks follow each other is read as it lies; reading others gathers their blocks, a copy.
     """
 
     _writes_in_place = True
@@ -32,7 +32,7 @@ class PagedCache(KVCache):
     @property
     def blocks(self) -> int:
         """How many blocks the pools have."""
-        return self._stores[0].shape[0] if self._stores else self._limit or 0
+        return self._stores[0].shape[1] if self._stores else self._limit or 0
 
     @property
     def free_blocks(self) -> int:
@@ -61,16 +61,20 @@ class PagedCache(KVCache):
         for blocks, n in zip(table, added, strict=True):
             blocks.extend(next(taken) for _ in range(n))
         entry, token, block, place = slots(table, before, counts, size, new[0].device)
+        moved = stores is not self._stores
         with torch.no_grad():
-            for x, y in zip(stores, new, strict=True):
+            for store, y in zip(stores, new, strict=True):
+                x = unseen(store) if self._fresh or moved else store
                 for old, fresh in pairs:
-                    x[fresh] = x[old]
-                x[block, :, place] = y[entry, :, token]  # [tokens, Hkv, width]
+                    x[:, fresh] = x[:, old]
+                x[:, block, place] = y[entry, :, token].transpose(0, 1)  # [Hkv, tokens, width]
+        if moved:
+            self._lent, self._fresh = False, True
         self._stores, self.table, self._starts = stores, table, [0] * len(before)
         self._free = free[len(copied) + sum(added) :]
 
     def _taken(self, new: tuple[Tensor, ...], need: int) -> tuple[tuple[Tensor, ...], list[int]]:
-        """Pools with this many free blocks, and the free ones; self stays as it is."""
+        """Pools with this many free blocks, new ones where those of now are still read; self stays as it is."""
         if not self._stores:
             blocks = self._limit or max(need, 1)
             free = list(range(blocks))
@@ -86,22 +90,21 @@ class PagedCache(KVCache):
             more = max(need - len(free), blocks)
             free += range(blocks, blocks + more)
             blocks += more
-        if self._stores and blocks == self.blocks:
+        if self._stores and blocks == self.blocks and (self._fresh or not self._lent):
             return self._stores, free
-        made = tuple(empty(x[:, :, :1], blocks, self.block_size) for x in new)
+        made = tuple(pool(x, blocks, self.block_size) for x in new)
         for x, old in zip(made, self._stores, strict=False):
-            x[: old.shape[0]] = old
+            x[:, : old.shape[1]] = old
         return made, free
 
     def _read(self, first: int, last: int) -> tuple[Tensor, ...]:
+        if len(self.table) == 1 and (before := run(self.table[0])) is not None:
+            before *= self.block_size
+            return tuple(x.flatten(1, 2)[None, :, before + first : before + last] for x in self._stores)
         longest = max((len(blocks) for blocks in self.table), default=0)
         rows = [blocks + [0] * (longest - len(blocks)) for blocks in self.table]
         at = torch.tensor(rows, device=self._stores[0].device).long().reshape(len(rows), longest)  # [B, blocks]
-        found = []
-        for x in self._stores:
-            blocks = x[at].transpose(1, 2)  # [B, Hkv, blocks, block_size, width]
-            found.append(blocks.flatten(2, 3)[:, :, first:last])
-        return tuple(found)
+        return tuple(x[:, at].flatten(2, 3).transpose(0, 1)[:, :, first:last] for x in self._stores)
 
     def _forget(self) -> None:
         self._hold([blocks[: -(-n // self.block_size)] for blocks, n in zip(self.table, self._lengths, strict=True)])
@@ -112,7 +115,9 @@ class PagedCache(KVCache):
     def _hold(self, table: list[list[int]]) -> None:
         held = {n for blocks in table for n in blocks}
         dropped = {n for blocks in self.table for n in blocks} - held
-        self.table, self._free = table, self._free + sorted(dropped)
+        if dropped:
+            self._fresh = False  # they will be written over
+        self.table, self._free = table, sorted({*self._free, *dropped})  # in order, so that blocks follow each other
 
     def _reset(self) -> None:
         super()._reset()
@@ -122,6 +127,17 @@ class PagedCache(KVCache):
         used = self.blocks - self.free_blocks
         text = f"(block_size={self.block_size}, blocks={self.blocks}, used={used}, "
         return super().__repr__().replace("(", text, 1)
+
+
+def pool(like: Tensor, blocks: int, size: int) -> Tensor:
+    """[Hkv, blocks, block_size, width] of zeros for what is like [B, Hkv, M, width]; see `cache.empty`."""
+    with torch.inference_mode(False):
+        return torch.zeros(like.shape[1], blocks, size, like.shape[3], dtype=like.dtype, device=like.device)
+
+
+def run(blocks: list[int]) -> int | None:
+    """The first block, where each of the others follows the one before it."""
+    return blocks[0] if blocks and blocks == list(range(blocks[0], blocks[0] + len(blocks))) else None
 
 
 def slots(
