@@ -1,4 +1,4 @@
-"""What `to_...` writes, computed as the other libraries do: beside their modules, and against mistakes of a writer."""
+"""Arrays computed as the other libraries do: beside their modules, and against mistakes of a writer or reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from nn.test_convert_arrays import computed, kernels
 from nn.test_convert_arrays import inputs as arrays
 from nn.test_convert_models import FAMILY, Fused, L, added, bert, family, inputs, run, shaken
-from transformers import GPT2Config
+from transformers import GPT2Config, LlamaConfig
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 from headwise.nn import MultiHeadAttention, QKNorm, convert
@@ -135,6 +135,48 @@ def test_a_writer_that_transposes_a_matrix_is_found(name: str, monkeypatch: pyte
     )
     assert words.endswith("; the layer computes something that the conversion does not know of")
     assert layer.training and len(tensors(getattr(convert, name)(layer, check=False))) >= 4
+
+
+READERS: dict[str, Any] = {
+    "to_bert": lambda found, **check: convert.from_bert(found, 3, **check),
+    "to_gpt2": lambda found, **check: convert.from_gpt2(found, 3, scale=0.3, **check),
+    "to_llama": lambda found, **check: convert.from_llama(
+        found, LlamaConfig(hidden_size=12, num_attention_heads=3, num_key_value_heads=3), **check
+    ),
+    "to_vit": lambda found, **check: convert.from_vit(found, 3, **check),
+    "to_keras": convert.from_keras,
+    "to_flax": convert.from_flax,
+    "to_torch": convert.from_torch,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_reader_that_transposes_a_matrix_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headwise.nn.convert import heads, parts, pytorch
+
+    found, filled = getattr(convert, name)(made(name)), []
+
+    def turned(linear: Any, weight: torch.Tensor, *rest: Any) -> None:
+        filled.append(weight)
+        fill(linear, weight.T if len(filled) == 3 else weight, *rest)  # the values'
+
+    fill = parts.fill
+    for module in (parts, heads, pytorch):
+        monkeypatch.setattr(module, "fill", turned)
+    with pytest.raises(ValueError, match=f"^{name.replace('to', 'from', 1)}: both must give the same outputs, within"):
+        READERS[name](found)
+    filled.clear()
+    assert READERS[name](found, check=False).num_heads == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_large_scores_in_narrow_numbers_are_no_mistake(dtype: torch.dtype) -> None:
+    layer = made("to_bert", dtype)
+    with torch.no_grad():
+        for linear in (layer.q_proj, layer.k_proj):
+            linear.weight.mul_(20)
+            linear.bias.mul_(20)
+    assert convert.from_bert(convert.to_bert(layer), 3).q_proj.weight.equal(layer.q_proj.weight)
 
 
 @pytest.mark.parametrize("name", WRITERS)

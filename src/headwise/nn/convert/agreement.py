@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+
+from headwise.nn.scaling import exact
 
 # Largest difference allowed, as a part of the largest output: some hundred roundings of a sum.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
@@ -74,12 +77,19 @@ class Called(nn.Module):
         return self.call(*inputs)
 
 
-def check_written(op: str, layer: Any, theirs: Callable[..., Any], *inputs: Tensor) -> None:
-    """Raises where what was written of a layer, computed as theirs(*inputs) in fp32 or wider, gives something else."""
-    if layer.q_proj.weight.is_meta:
+def check_arrays(op: str, layer: Any, theirs: Callable[..., Any], *inputs: Tensor) -> None:
+    """Raises where arrays, computed as theirs(*inputs), give something else than the layer.
+
+    Both are computed in fp64, so that what differs is the arrays and not the roundings of a narrow dtype.
+    """
+    weight = layer.q_proj.weight
+    if weight.is_meta:
         return
-    work = torch.float64 if layer.q_proj.weight.dtype == torch.float64 else torch.float32
-    check_outputs(layer, lambda *inputs: theirs(*(x.to(work) for x in inputs)), *inputs, op=op)
+    work = exact(weight.device)
+    wide = {name: x.detach().to(work) for name, x in layer.named_parameters()}
+    ours = Called(layer, lambda *inputs: functional_call(layer, wide, inputs))
+    tolerance = TOLERANCE.get(weight.dtype, 1e-4)
+    check_outputs(ours, theirs, *(x.to(work) for x in inputs), tolerance=tolerance, op=op)
 
 
 def sample(layer: Any, length: int = 7, width: int | None = None) -> Tensor:

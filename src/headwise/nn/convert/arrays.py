@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headwise.arrays import to_numpy
 from headwise.nn.convert import theirs
-from headwise.nn.convert.agreement import check_written, samples
+from headwise.nn.convert.agreement import check_arrays, samples
 from headwise.nn.convert.heads import from_heads
 from headwise.nn.convert.parts import as_tensor, check_can_say, parameter
 
@@ -19,7 +19,7 @@ ALLOWED = ("num_kv_heads", "head_dim", "value_head_dim", "kdim", "vdim", "out_di
 NAMES = ("query", "key", "value", "out")
 
 
-def from_keras(weights: Any) -> Any:
+def from_keras(weights: Any, *, check: bool = True) -> Any:
     """A `MultiHeadAttention` from what `get_weights()` of a keras.layers.MultiHeadAttention gives.
 
     GroupQueryAttention has the same order. Keras calls its layer as layer(query, value, key): value before key.
@@ -27,8 +27,9 @@ def from_keras(weights: Any) -> Any:
     Args:
         weights: query kernel [E, H, D] and bias [H, D], key kernel [Ec, Hkv, D] and bias, value kernel [Ev, Hkv, Dv]
             and bias, output kernel [H, Dv, Eo] and bias [Eo]: eight arrays, or the four kernels where use_bias=False.
+        check: compute the arrays as Keras does, on random inputs, and compare with the layer.
     Raises:
-        ValueError: another number of arrays, or shapes that do not fit. TypeError: dtypes.
+        ValueError: another number of arrays, shapes that do not fit, or outputs differ. TypeError: dtypes.
 
     >>> from_keras([np.ones((12, 4, 3))] * 3 + [np.ones((4, 3, 12))]).num_heads
     4
@@ -42,7 +43,10 @@ def from_keras(weights: Any) -> Any:
     step = len(weights) // 4
     kernels = dict(zip(NAMES, weights[::step], strict=True))
     biases = dict(zip(NAMES, weights[1::2], strict=True)) if step == 2 else {}
-    return _layer("from_keras", kernels, biases)
+    layer = _layer("from_keras", kernels, biases)
+    if check:
+        check_arrays("from_keras", layer, lambda *x: theirs.keras(weights, *x), *samples(layer))
+    return layer
 
 
 def to_keras(layer: Any, *, check: bool = True) -> list[np.ndarray]:
@@ -62,19 +66,20 @@ def to_keras(layer: Any, *, check: bool = True) -> list[np.ndarray]:
     pairs = [(kernels[name], biases[name]) for name in NAMES] if biases else [(kernels[name],) for name in NAMES]
     made = [x for pair in pairs for x in pair]
     if check:
-        check_written("to_keras", layer, lambda *x: theirs.keras(made, *x), *samples(layer))
+        check_arrays("to_keras", layer, lambda *x: theirs.keras(made, *x), *samples(layer))
     return made
 
 
-def from_flax(params: Any) -> Any:
+def from_flax(params: Any, *, check: bool = True) -> Any:
     """A `MultiHeadAttention` from the parameters of a flax MultiHeadDotProductAttention or MultiHeadAttention.
 
     Args:
         params: {"query": {"kernel": [E, H, D], "bias": [H, D]}, "key": ..., "value": ..., "out": {"kernel":
             [H, Dv, Eo], "bias": [Eo]}}, with or without biases, and {"query_ln": {"scale": [D]}, "key_ln": ...} where
             normalize_qk.
+        check: compute the parameters as flax does, on random inputs, and compare with the layer.
     Raises:
-        ValueError: a name is missing or unknown, or shapes do not fit. TypeError: dtypes.
+        ValueError: a name is missing or unknown, shapes do not fit, or outputs differ. TypeError: dtypes.
 
     >>> kernels = {name: {"kernel": np.ones((12, 4, 3))} for name in ("query", "key", "value")}
     >>> from_flax({**kernels, "out": {"kernel": np.ones((4, 3, 12))}}).head_dim
@@ -100,6 +105,8 @@ def from_flax(params: Any) -> Any:
     layer = _layer("from_flax", kernels, {name: b for name in NAMES if (b := params[name].get("bias")) is not None})
     if "query_ln" in params:
         _add_norms(layer, params["query_ln"], params["key_ln"])
+    if check:
+        check_arrays("from_flax", layer, lambda *x: theirs.flax(params, *x), *samples(layer))
     return layer
 
 
@@ -128,7 +135,7 @@ def to_flax(layer: Any, *, check: bool = True) -> dict[str, dict[str, np.ndarray
                 )
             made[name] = {"scale": to_numpy(norm.factor(norm.weight.dtype)).copy()}
     if check:
-        check_written("to_flax", layer, lambda *x: theirs.flax(made, *x), *samples(layer))
+        check_arrays("to_flax", layer, lambda *x: theirs.flax(made, *x), *samples(layer))
     return made
 
 

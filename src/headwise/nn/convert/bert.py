@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.nn.convert import theirs
-from headwise.nn.convert.agreement import Called, check_outputs, check_written, sample
+from headwise.nn.convert.agreement import Called, check_arrays, check_outputs, sample
 from headwise.nn.convert.parts import Source, assemble, check_can_say, taken
 
 NAMES = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output.dense"}
@@ -21,7 +21,7 @@ def from_bert(source: Any, num_heads: int | None = None, *, prefix: str = "", ch
         source: a BertAttention, or named tensors of a model (a state dict, `read(path)`).
         num_heads: H, for named tensors.
         prefix: where its names begin, as in "bert.encoder.layer.3.attention.".
-        check: run a module and the layer on random inputs and compare; named tensors cannot be run.
+        check: run a module, or compute named tensors as one does, on random inputs, and compare with the layer.
     Raises:
         ValueError: a tensor is missing, left over or misshapen, or outputs differ. TypeError: source or dtypes.
 
@@ -43,6 +43,8 @@ def from_bert(source: Any, num_heads: int | None = None, *, prefix: str = "", ch
     given.finish(REST)
     layer = assemble("from_bert", num_heads, parts, dropout=0.0 if attention is None else attention.dropout.p)
     if module is None:
+        if check:
+            check_arrays("from_bert", layer, lambda x: theirs.bert(given.taken, layer.num_heads, x), sample(layer))
         return layer
     layer.train(module.training)
     if check and not layer.q_proj.weight.is_meta:
@@ -73,5 +75,5 @@ def to_bert(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, Te
         if bias is not None:
             made[f"{name}.bias"] = bias
     if check:
-        check_written("to_bert", ours, lambda x: theirs.bert(made, ours.num_heads, x), sample(ours))
+        check_arrays("to_bert", ours, lambda x: theirs.bert(made, ours.num_heads, x), sample(ours))
     return {f"{prefix}{name}": x for name, x in made.items()}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.nn.convert import theirs
-from headwise.nn.convert.agreement import Called, check_outputs, check_written, sample
+from headwise.nn.convert.agreement import Called, check_arrays, check_outputs, sample
 from headwise.nn.convert.parts import Part, Source, assemble, check_can_say, taken
 
 BUFFERS = ("bias", "masked_bias")  # old files hold the causal mask
@@ -26,7 +26,7 @@ def from_gpt2(
         num_heads: H, for named tensors.
         scale: factor of q . k, for named tensors; default 1 / sqrt(D).
         prefix: where its names begin, as in "transformer.h.3.attn.".
-        check: run a module and the layer on random inputs and compare; named tensors cannot be run.
+        check: run a module, or compute named tensors as one does, on random inputs, and compare with the layer.
     Raises:
         ValueError: a tensor is missing, left over or misshapen, or outputs differ. TypeError: source or dtypes.
 
@@ -51,17 +51,21 @@ def from_gpt2(
     given.finish(BUFFERS)
     options: dict[str, Any] = {"dropout": dropout, "output_dropout": output_dropout, "scale": scale}
     layer = assemble("from_gpt2", num_heads, parts, causal=not cross, **options)
+    inputs = (sample(layer), sample(layer, 5))[: 2 if cross else 1]
     if module is None:
+        if check:
+            H, named = layer.num_heads, given.taken
+            check_arrays("from_gpt2", layer, lambda *x: theirs.gpt2(named, H, *x, scale=scale), *inputs)
         return layer
     layer.train(module.training)
     if check and not layer.q_proj.weight.is_meta:
-        x = sample(layer)
+        x = inputs[0]
         if cross:
             run = Called(module, lambda x, context: module(x, encoder_hidden_states=context))
-            check_outputs(layer, run, x, sample(layer, 5), op="from_gpt2")
         else:
             hidden = torch.full((7, 7), -torch.inf, dtype=x.dtype, device=x.device).triu(1)[None, None]
-            check_outputs(layer, Called(module, lambda x: module(x, attention_mask=hidden)), x, op="from_gpt2")
+            run = Called(module, lambda x: module(x, attention_mask=hidden))
+        check_outputs(layer, run, *inputs, op="from_gpt2")
     return layer
 
 
@@ -87,8 +91,8 @@ def to_gpt2(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, Te
         made[f"{name}.weight"] = torch.cat([weight.T for weight, _ in pieces], 1).contiguous()
         made[f"{name}.bias"] = torch.cat([bias for _, bias in pieces if bias is not None])
     if check:
-        inputs = (sample(ours),) if ours.causal else (sample(ours), sample(ours, 5))
-        check_written("to_gpt2", ours, lambda *x: theirs.gpt2(made, ours.num_heads, *x, scale=ours.scale), *inputs)
+        inputs = (sample(ours), sample(ours, 5))[: 1 if ours.causal else 2]
+        check_arrays("to_gpt2", ours, lambda *x: theirs.gpt2(made, ours.num_heads, *x, scale=ours.scale), *inputs)
     return {f"{prefix}{name}": x for name, x in made.items()}
 
 

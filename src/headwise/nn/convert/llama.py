@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.nn.convert import theirs
-from headwise.nn.convert.agreement import Called, check_outputs, check_written, sample
+from headwise.nn.convert.agreement import Called, check_arrays, check_outputs, sample
 from headwise.nn.convert.parts import Source, assemble, check_can_say, parameter, taken
 from headwise.nn.norms import QKNorm
 from headwise.nn.rotary import RotaryEmbedding
@@ -33,7 +33,7 @@ def from_llama(
         config: the model's (text) config, for named tensors.
         layer_idx: which layer it is, for named tensors of a model whose layers differ (sliding and full attention).
         prefix: where the names begin, as in "model.layers.3.self_attn.".
-        check: run a module and the layer on random inputs and compare; named tensors cannot be run.
+        check: run a module, or compute named tensors as one does, on random inputs, and compare with the layer.
     Raises:
         ValueError: a tensor is missing, left over or misshapen, the config asks for something unknown, or outputs
             differ. TypeError: source or dtypes.
@@ -75,6 +75,8 @@ def from_llama(
             )
         layer.sinks = parameter(sinks, sinks.requires_grad)
     if module is None:
+        if check:
+            check_arrays("from_llama", layer, lambda x: theirs.llama(given.taken, layer, x), sample(layer))
         return layer
     layer.train(module.training)
     if check and not layer.q_proj.weight.is_meta:
@@ -123,7 +125,7 @@ def to_llama(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, T
     if ours.sinks is not None:
         made["sinks"] = ours.sinks.detach().clone()
     if check:
-        check_written("to_llama", ours, lambda x: theirs.llama(made, ours, x), sample(ours))
+        check_arrays("to_llama", ours, lambda x: theirs.llama(made, ours, x), sample(ours))
     return {f"{prefix}{name}": x for name, x in made.items()}
 
 

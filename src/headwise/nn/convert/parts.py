@@ -61,6 +61,7 @@ class Source:
                 f"{op}: source must be {whose} or its named tensors (a state dict); got {type(source).__name__}"
             )
         self.named = {name.removeprefix(prefix): x for name, x in named.items() if str(name).startswith(prefix)}
+        self.taken: dict[str, Tensor] = {}
         self.trained = {name: not isinstance(source, nn.Module) or x.requires_grad for name, x in self.named.items()}
 
     def __contains__(self, name: str) -> bool:
@@ -74,7 +75,7 @@ class Source:
                 f"{self.op}: source must hold {name!r} (a tensor of {self.whose}) under prefix={self.prefix!r}; "
                 f"got {held}; pass the prefix under which the attention's names begin"
             )
-        x = as_tensor(self.op, name, self.named.pop(name))
+        self.taken[name] = x = as_tensor(self.op, name, self.named.pop(name))
         return x.detach().requires_grad_(self.trained[name])
 
     def maybe(self, name: str) -> Tensor | None:

@@ -1,7 +1,9 @@
-"""Attention as other libraries compute it, in plain torch, from arrays in their layouts: what `to_...` is checked by.
+"""Attention as other libraries compute it, in plain torch, from arrays in their layouts.
 
-Written apart from the layer and from the readers, so that a mistake of a writer shows. Arrays are cast to the inputs'
-dtype. B batch, H query heads, Hkv key heads, L queries, S keys, D width of q and k, Dv width of v, E model width.
+Conversions are checked by it. Written apart from the layer, the readers and the writers, so that their mistakes show.
+Arrays are cast to the inputs' dtype.
+
+B batch, H query heads, Hkv key heads, L queries, S keys, D width of q and k, Dv width of v, E model width.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm
+
+from headwise.nn.convert.parts import as_tensor
 
 
 def bert(named: Mapping[str, Tensor], heads: int, x: Tensor) -> Tensor:
@@ -26,7 +30,8 @@ def gpt2(
     """Hugging Face's GPT2Attention: Conv1D holds [in, out]; causal, or over a context."""
 
     def conv(name: str, x: Tensor) -> Tensor:
-        return x @ named[f"{name}.weight"].to(x) + named[f"{name}.bias"].to(x)
+        y = x @ named[f"{name}.weight"].to(x)
+        return y + named[f"{name}.bias"].to(x) if f"{name}.bias" in named else y
 
     if context is None:
         parts = conv("c_attn", x).tensor_split(3, -1)
@@ -60,8 +65,12 @@ def llama(named: Mapping[str, Tensor], layer: Any, x: Tensor) -> Tensor:
 
 
 def vit(named: Mapping[str, Tensor], heads: int, x: Tensor, *, eps: float | None = None) -> Tensor:
-    """timm's Attention: q, k and v one below the other."""
-    q, k, v = torch.unflatten(_linear(named, "qkv", x), -1, (3, heads, -1)).unbind(2)
+    """timm's Attention: q, k and v one below the other; BEiT's has no bias for keys."""
+    y = _linear(named, "qkv", x)
+    if "q_bias" in named:
+        q_bias, v_bias = named["q_bias"].to(x), named["v_bias"].to(x)
+        y = y + torch.cat([q_bias, torch.zeros_like(v_bias), v_bias])
+    q, k, v = torch.unflatten(y, -1, (3, heads, -1)).unbind(2)
     if eps is not None:
         q, k = (_normalised(named, name, y, eps) for name, y in (("q_norm", q), ("k_norm", k)))
     return _linear(named, "proj", attended(q, k, v))
@@ -107,7 +116,7 @@ def attended(
 
 
 def _as(array: Any, x: Tensor) -> Tensor:
-    return torch.as_tensor(array).to(x)
+    return as_tensor("check", "array", array).to(x)
 
 
 def _heads(y: Tensor, heads: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.nn.convert import theirs
-from headwise.nn.convert.agreement import check_outputs, check_written, sample
+from headwise.nn.convert.agreement import check_arrays, check_outputs, sample
 from headwise.nn.convert.parts import Source, assemble, check_can_say, parameter, taken
 
 
@@ -24,7 +24,7 @@ def from_vit(
         num_heads: H, for named tensors.
         eps: of q_norm and k_norm, for named tensors.
         prefix: where the names begin, as in "blocks.3.attn.".
-        check: run a module and the layer on random inputs and compare; named tensors cannot be run.
+        check: run a module, or compute named tensors as one does, on random inputs, and compare with the layer.
     Raises:
         ValueError: a tensor is missing, left over or misshapen, or outputs differ. TypeError: source or dtypes.
 
@@ -63,6 +63,9 @@ def from_vit(
         if shift is not None:
             norm.bias = parameter(shift, shift.requires_grad)
     if module is None:
+        if check:
+            H, named, norm_eps = layer.num_heads, given.taken, eps if norms else None
+            check_arrays("from_vit", layer, lambda x: theirs.vit(named, H, x, eps=norm_eps), sample(layer))
         return layer
     layer.train(module.training)
     if check and not layer.q_proj.weight.is_meta:
@@ -103,5 +106,5 @@ def to_vit(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, Ten
                 made[f"{name}.bias"] = norm.bias.detach().clone()
     if check:
         eps = None if ours.q_norm is None else ours.q_norm.eps
-        check_written("to_vit", ours, lambda x: theirs.vit(made, ours.num_heads, x, eps=eps), sample(ours))
+        check_arrays("to_vit", ours, lambda x: theirs.vit(made, ours.num_heads, x, eps=eps), sample(ours))
     return {f"{prefix}{name}": x for name, x in made.items()}
