@@ -203,12 +203,16 @@ def _mean(values: Array, has: Array | None, rows: Array) -> Array:
 
 def _per_text(values: Array, has: Array | None, rows: Array) -> Array:
     """The same for each text by itself, [B, H]."""
-    return np.stack(
-        [
-            _mean(values[b : b + 1], None if has is None else has[b : b + 1], rows[b : b + 1])
-            for b in range(len(values))
-        ]
-    ) if len(values) else np.zeros((0, rows.shape[1]))
+    return (
+        np.stack(
+            [
+                _mean(values[b : b + 1], None if has is None else has[b : b + 1], rows[b : b + 1])
+                for b in range(len(values))
+            ]
+        )
+        if len(values)
+        else np.zeros((0, rows.shape[1]))
+    )
 
 
 def _spread(texts: Array | None) -> Array | None:
