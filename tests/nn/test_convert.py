@@ -287,6 +287,13 @@ def test_to_torch_gives_the_same_parameters_back(options: dict[str, Any]) -> Non
     assert frozen(back) == {"out_proj.weight"}
 
 
+def test_to_torch_keeps_what_is_trained() -> None:
+    layer = MultiHeadAttention(12, 4)
+    for linear in layer.projections():
+        linear.bias.requires_grad_(False)
+    assert frozen(convert.to_torch(layer)) == {"in_proj_bias", "out_proj.bias"}
+
+
 def test_to_torch_of_a_layer_of_ours() -> None:
     torch.manual_seed(0)
     layer = MultiHeadAttention(12, 4, kdim=11, vdim=13, dtype=torch.float64, bias="qo")

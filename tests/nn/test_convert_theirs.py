@@ -176,7 +176,8 @@ def test_large_scores_in_narrow_numbers_are_no_mistake(dtype: torch.dtype) -> No
         for linear in (layer.q_proj, layer.k_proj):
             linear.weight.mul_(20)
             linear.bias.mul_(20)
-    assert convert.from_bert(convert.to_bert(layer), 3).q_proj.weight.equal(layer.q_proj.weight)
+    for again in (convert.from_bert(convert.to_bert(layer), 3), convert.from_torch(convert.to_torch(layer))):
+        assert again.q_proj.weight.equal(layer.q_proj.weight)
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from headwise.nn.convert.agreement import Called, check_outputs, samples
+from headwise.nn.convert.agreement import Called, check_arrays, samples
 from headwise.nn.convert.parts import check_can_say, fill, parameter, taken
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def to_torch(layer: MultiHeadAttention, *, batch_first: bool = True, check: bool
     )
     parts = [taken(linear, biased) for linear in ours.projections()]
     flags = [linear.weight.requires_grad for linear in ours.projections()]
+    bias_flags = [linear.bias is None or linear.bias.requires_grad for linear in ours.projections()]
     names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     if made.in_proj_weight is None:
         for name, (weight, _), trained in zip(names, parts, flags, strict=False):
@@ -97,8 +99,10 @@ def to_torch(layer: MultiHeadAttention, *, batch_first: bool = True, check: bool
     else:
         made.in_proj_weight = parameter(torch.cat([weight for weight, _ in parts[:3]]), any(flags[:3]))
     if biased:
-        made.in_proj_bias = parameter(torch.cat([bias for _, bias in parts[:3] if bias is not None]), True)
-    fill(made.out_proj, *parts[3], flags[3])
+        made.in_proj_bias = parameter(
+            torch.cat([bias for _, bias in parts[:3] if bias is not None]), any(bias_flags[:3])
+        )
+    fill(made.out_proj, *parts[3], flags[3], bias_flags[3])
     result: nn.MultiheadAttention = made.train(ours.training)
     if check:
         _check("to_torch", ours, result)
@@ -107,9 +111,9 @@ def to_torch(layer: MultiHeadAttention, *, batch_first: bool = True, check: bool
 
 def _check(op: str, layer: Any, theirs: nn.MultiheadAttention) -> None:
     def run(*inputs: Tensor) -> Tensor:
-        q, k, v = inputs if theirs.batch_first else (x.transpose(0, 1) for x in inputs)
-        out: Tensor = theirs(q, k, v, need_weights=False)[0]
+        wide = {name: x.detach().to(inputs[0].dtype) for name, x in theirs.named_parameters()}
+        given = inputs if theirs.batch_first else tuple(x.transpose(0, 1) for x in inputs)
+        out: Tensor = functional_call(theirs, wide, given, {"need_weights": False})[0]
         return out if theirs.batch_first else out.transpose(0, 1)
 
-    if not layer.q_proj.weight.is_meta:
-        check_outputs(layer, Called(theirs, run), *samples(layer), op=op)
+    check_arrays(op, layer, Called(theirs, run), *samples(layer))
