@@ -209,9 +209,7 @@ def watch(options: argparse.Namespace, given: list[str]) -> None:
     del model
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    print(
-        f"SmolLM2, {options.tokens} tokens, {hw.get_num_threads()} threads: time (beside sdpa), memory"
-    )
+    print(f"SmolLM2, {options.tokens} tokens, {hw.get_num_threads()} threads: time (beside sdpa), memory")
     ways = list(WATCHED)
     held = config.num_hidden_layers * config.num_attention_heads * options.tokens**2 * 4 / 1e9  # every weight, GB
     free = kilobytes("/proc/meminfo", "MemAvailable") * 1024 / 1e9
