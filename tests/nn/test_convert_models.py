@@ -12,6 +12,7 @@ from torch import nn
 from transformers import (
     BertConfig,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
@@ -414,6 +415,12 @@ def test_outputs_that_differ_are_refused_and_the_modes_kept() -> None:
             lambda: convert.from_llama({}, Qwen3Config(**SIZES)),
             ValueError,
             "from_llama: layer_idx must be given where a model's layers differ (config.layer_types); got None",
+        ),
+        (
+            lambda: convert.from_llama({}, Gemma3nTextConfig(**SIZES), 0),
+            ValueError,
+            "from_llama: config.model_type must be gemma, gemma2, gemma3, gemma3_text where it is a Gemma (later ones "
+            "normalise their values too, which the layer does not); got 'gemma3n_text'",
         ),
         (
             lambda: convert.from_llama({}, Gemma3TextConfig(**SIZES, use_bidirectional_attention=True), 0),

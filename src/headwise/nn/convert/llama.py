@@ -16,6 +16,7 @@ from headwise.nn.norms import QKNorm
 from headwise.nn.rotary import RotaryEmbedding
 
 NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
+GEMMAS = ("gemma", "gemma2", "gemma3", "gemma3_text")  # whose norms multiply by 1 + weight
 ALLOWED = (
     *("num_kv_heads", "head_dim", "causal", "window", "rotary", "scale", "softcap", "qk_norm"),
     *("output_dropout", "sinks"),
@@ -59,7 +60,7 @@ def from_llama(
     given.finish()
     options["sinks"] = sinks is not None
     if norms:
-        options["qk_norm"] = QKNorm("rms", eps=config.rms_norm_eps, plus_one=_counts_from_one(config))
+        options["qk_norm"] = QKNorm("rms", eps=config.rms_norm_eps, plus_one=config.model_type in GEMMAS)
     layer = assemble("from_llama", config.num_attention_heads, parts, kv_heads=config.num_key_value_heads, **options)
     for name, norm, scale in zip(("q_norm", "k_norm"), (layer.q_norm, layer.k_norm), norms, strict=False):
         if tuple(scale.shape) != (layer.head_dim,):
@@ -131,6 +132,11 @@ def to_llama(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, T
 
 def _options(config: Any, layer_idx: int | None) -> dict[str, Any]:
     """What the layer computes besides its matrices."""
+    if str(config.model_type).startswith("gemma") and config.model_type not in GEMMAS:
+        raise ValueError(
+            f"from_llama: config.model_type must be {', '.join(GEMMAS)} where it is a Gemma (later ones normalise "
+            f"their values too, which the layer does not); got {config.model_type!r}"
+        )
     if getattr(config, "use_bidirectional_attention", False):
         raise ValueError("from_llama: config.use_bidirectional_attention must be off (the layer is causal); got True")
     kinds = getattr(config, "layer_types", None)
@@ -154,11 +160,6 @@ def _options(config: Any, layer_idx: int | None) -> dict[str, Any]:
         "softcap": getattr(config, "attn_logit_softcapping", None),
         "dropout": getattr(config, "attention_dropout", 0.0),
     }
-
-
-def _counts_from_one(config: Any) -> bool:
-    """Whether a norm multiplies by 1 + weight."""
-    return str(config.model_type).startswith("gemma")
 
 
 def _runnable(module: Any, layer: Any) -> nn.Module:
