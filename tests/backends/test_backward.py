@@ -10,6 +10,12 @@ torch = pytest.importorskip("torch")
 from headwise.backends import backward, gradients  # noqa: E402
 from headwise.backends import torch as plain  # noqa: E402
 
+
+@pytest.fixture(autouse=True)
+def without_kernels(monkeypatch):
+    monkeypatch.setattr("headwise.backends.compiled_backward.gradients", lambda *_: None)
+
+
 SIZES = Sizes(2, 6, 3, 13, 17, 5, 7)
 NAMES = ("q", "k", "v", "bias", "sinks", "head_gate")
 TABLE = torch.linspace(-1, 1, 19, dtype=torch.float64).requires_grad_()

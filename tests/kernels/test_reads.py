@@ -233,3 +233,17 @@ def test_the_sums_of_a_long_text_keep_their_digits():
     assert given == pytest.approx(16411, rel=1e-6)
     assert found.columns.sum() == pytest.approx(given, rel=5e-7)
     assert found.pools[0].sum() == pytest.approx(given, rel=5e-7)
+
+
+@pytest.mark.parametrize(("r", "shared"), [(307, False), (97, True)])
+@pytest.mark.parametrize("op", ["add", "max"])
+def test_a_map_is_joined_only_where_chunks_share_a_row(r, shared, op):
+    c = case((1, 2, 1, 307, 67, 3), "float32", "causal")
+    one, _, alive = prepare(c, Wanted(pools=((r, 37, op),)))
+    one.run(c.q.ctypes.data, c.k.ctypes.data)
+    del alive
+    assert one.chunks > 1
+    found = one.sums().pools[0]
+    assert np.shares_memory(found, one.values["cells0"]) == (not shared)
+    right = reference.pooled(c.weights, c.truth.scores, r, 37, {"add": "sum", "max": "max"}[op])
+    np.testing.assert_allclose(found, right, rtol=0, atol=1e-4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,14 @@ NAMES = {
     "int32": "i32",
     "int64": "i64",
 }
+
+
+class Trees(NamedTuple):
+    """A score_mod and a mask worked out before, and what they refer to, which is added to."""
+
+    score: Node | None
+    visible: Node | None
+    captures: Captures
 
 
 GRADIENTS = "gradients are asked for"
@@ -72,12 +80,15 @@ def unavailable() -> str | None:
     return None if llvm.runnable() else "no instruction set of this machine is known"
 
 
-def attention(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
-    """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L]."""
+def attention(q: Any, k: Any, v: Any, options: Options, sizes: Sizes, trees: Trees | None = None) -> tuple[Any, Any]:
+    """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L].
+
+    trees: what to take in place of the options' score_mod and of the mask's rule.
+    """
     from headwise.kernels.plan import PLAIN, Problem, plan
 
     tensors = is_torch(q)
-    q, k, v = (_tensor_rows(x) for x in (q, k, v)) if tensors else (_rows(x) for x in (q, k, v))
+    q, k, v = rows(q), rows(k), rows(v)
     out, lse = _outputs(q, sizes, tensors)
     if sizes.B * sizes.H * sizes.L == 0:
         return out, lse
@@ -88,8 +99,8 @@ def attention(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[A
         addresses = [x.__array_interface__["data"][0] for x in (q, k, v, out, lse)]
         problem = Problem(sizes, kind(q), q.itemsize, q.strides, k.strides, v.strides, options.scale)
     call, alive = PLAIN, None
-    if not options.plain:
-        problem, call, alive = with_options(problem, options)
+    if trees is not None or not options.plain:
+        problem, call, alive = with_options(problem, options, trees)
     elif options.mask is not None:
         problem, call, alive = _with_mask(problem, options, options.mask)
     plan(problem).run(addresses, call)
@@ -132,15 +143,19 @@ def _strides(x: Any) -> tuple[int, ...]:
     return tuple(s // size for s in x.strides)
 
 
-def _rows(x: np.ndarray) -> np.ndarray:
+def rows(x: Any) -> Any:
     """x itself where its last axis is contiguous and all its elements lie at multiples of their size, else a copy."""
+    return _tensor_rows(x) if is_torch(x) else _array_rows(x)
+
+
+def _array_rows(x: np.ndarray) -> np.ndarray:
     size = x.itemsize
     if x.dtype.kind in "iu":
         return np.ascontiguousarray(x, np.float64)
     if x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative:
         return x
-    rows = (x.strides[-1] == size or x.shape[-1] <= 1) and all(s % size == 0 for s in x.strides)
-    if rows and x.dtype.isnative and x.flags.aligned:
+    in_rows = (x.strides[-1] == size or x.shape[-1] <= 1) and all(s % size == 0 for s in x.strides)
+    if in_rows and x.dtype.isnative and x.flags.aligned:
         return x
     return np.array(x, x.dtype.newbyteorder("="), order="C")
 
@@ -168,15 +183,20 @@ def _with_mask(problem: Any, o: Options, mask: Mask) -> tuple[Any, Any, Any]:
     return found
 
 
-def with_options(problem: Any, o: Options) -> tuple[Any, Any, Any]:
+def with_options(problem: Any, o: Options, trees: Trees | None = None) -> tuple[Any, Any, Any]:
     """The problem with its options in the kernels' terms, what a call passes along, and what must stay alive
-    meanwhile.
+    meanwhile. trees: see `attention`.
     """
     from headwise.kernels.plan import Call
 
-    captures = Captures()
-    change = _change(o, captures)
-    visible = None if o.mask is None else masking.rule(o.mask, problem.sizes, captures)
+    if trees is None:
+        captures = Captures()
+        score = None if o.score_mod is None else trace.trace(o.score_mod, (SCORE, B, H, I, J), captures)
+        change = _change(o, score, captures)
+        visible = None if o.mask is None else masking.rule(o.mask, problem.sizes, captures)
+    else:
+        captures, visible = trees.captures, trees.visible
+        change = _change(o, trees.score, captures)
     arrays = [_readable(x) for x in captures.arrays]
     shapes = [tuple(x.shape) for x in arrays]
     words = [(address(x), *_strides(x), *shape) for x, shape in zip(arrays, shapes, strict=True)]
@@ -216,14 +236,13 @@ def with_options(problem: Any, o: Options) -> tuple[Any, Any, Any]:
     return problem, call, (arrays, sinks, gate)
 
 
-def _change(o: Options, captures: Captures) -> Node | None:
+def _change(o: Options, traced: Node | None, captures: Captures) -> Node | None:
     """The score after softcap, score_mod and bias, in this order; None where nothing changes it."""
     change: Node | None = None
     if o.softcap is not None:
         inner = ("tanh", ("multiply", SCORE, captures.number(1 / o.softcap)))
         change = ("multiply", captures.number(o.softcap), inner)
-    if o.score_mod is not None:
-        traced = trace.trace(o.score_mod, (SCORE, B, H, I, J), captures)
+    if traced is not None:
         if trace.kind(traced, captures.kinds) == "bool":
             raise TypeError("attention: score_mod must return numbers; got bool; masks belong in mask=")
         if trace.kind(traced, captures.kinds) != "real":

@@ -13,7 +13,6 @@ from headwise.arrays import is_torch, like
 from headwise.backends import compiled
 from headwise.backends.asked import Ask, Reads, entropies, means
 from headwise.backends.blocks import Block
-from headwise.backends.compiled import _rows, _tensor_rows
 from headwise.kernels.trace import SCORE, B, Captures, H, I, J, TraceError, trace
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -103,9 +102,7 @@ def read(
     return result
 
 
-def box(
-    q: Any, k: Any, block: Block, rows: tuple[Array, Array | None] | None, options: Options, sizes: Sizes
-) -> Any:
+def box(q: Any, k: Any, block: Block, rows: tuple[Array, Array | None] | None, options: Options, sizes: Sizes) -> Any:
     """A block [b, h, l, s] of the scores, or of the weights where the rows' lse is given; of q's library.
 
     Raises TraceError where a function cannot be compiled.
@@ -140,7 +137,7 @@ def _problem(q: Any, k: Any, options: Options, sizes: Sizes) -> tuple[Any, Any, 
     from headwise.kernels.plan import Problem
 
     tensors = is_torch(q)
-    q, k = (_tensor_rows(x) if tensors else _rows(x) for x in (q, k))
+    q, k = compiled.rows(q), compiled.rows(k)
     step, strides = (1, (q.stride(), k.stride())) if tensors else (q.itemsize, (q.strides, k.strides))
     problem = Problem(sizes, compiled.kind(q), step, *strides, (), options.scale)
     problem, call, alive = compiled.with_options(problem, replace(options, head_gate=None, dropout_p=0.0))

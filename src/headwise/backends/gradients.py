@@ -6,6 +6,7 @@ The recomputation is itself differentiable, so that second derivatives work. For
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwise.backends import backward, compiled
+from headwise.backends import backward, compiled, compiled_backward
 from headwise.backends import torch as plain
 from headwise.backends.backward import Given
 from headwise.backends.trees import Rule, evaluate
@@ -50,6 +51,15 @@ class Again:
         self.score = None if o.score_mod is None else trace.trace(o.score_mod, leaves, self.captures)
         self.visible = None if o.mask is None else masking.rule(o.mask, sizes, self.captures)
         self.arrays = [x if torch.is_tensor(x) else torch.as_tensor(np.array(x)) for x in self.captures.arrays]
+
+    def trees(self, given: Given) -> tuple[Options, compiled.Trees]:
+        """For kernels: the options as they were, and what is now to be worked out in their place."""
+        _, _, _, bias, sinks, gate, *arrays = given
+        captures = copy.copy(self.captures)
+        captures.arrays, captures.numbers = list(arrays), list(captures.numbers)
+        captures.kinds = dict(captures.kinds)
+        o = replace(self.options, bias=bias, sinks=sinks, head_gate=gate)
+        return o, compiled.Trees(self.score, self.visible, captures)
 
     def __call__(self, given: Given) -> Options:
         _, _, _, bias, sinks, gate, *arrays = given
@@ -96,8 +106,11 @@ def recomputed(
     """
     # Blocks are added up in place, which vmap (is_grads_batched) does not allow.
     if not twice and not any(map(_batched, grads)) and sizes.B * sizes.H * sizes.L * sizes.S:
-        with torch.autocast(grads[0].device.type, enabled=False):
-            return backward.gradients(options, sizes, given, [x.detach() for x in results], grads, wanted)
+        with torch.no_grad(), torch.autocast(grads[0].device.type, enabled=False):
+            o, trees = options.trees(given) if isinstance(options, Again) else (options(given), None)
+            out, lse = (x.detach() for x in results)
+            by_kernels = compiled_backward.gradients(o, trees, sizes, given, (out, lse), grads, wanted)
+            return by_kernels or backward.gradients(options, sizes, given, (out, lse), grads, wanted)
     if not twice:
         given = [x if x is None else x.detach().requires_grad_(n in wanted) for n, x in enumerate(given)]
     q, k, v = given[:3]

@@ -219,7 +219,7 @@ def forwarding(c: Common) -> list[Launch]:
 
 
 def widths(vectors: int, most: int) -> list[tuple[int, int]]:
-    """(width, blocks) of so many vectors of queries. A narrow block multiplies slowly: it loads as much as it multiplies."""
+    """(width, blocks) of so many vectors of queries: a narrow block loads as much as it multiplies, so none is left."""
     blocks = -(-vectors // most)
     narrow = vectors // blocks
     wide = vectors - narrow * blocks

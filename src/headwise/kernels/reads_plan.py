@@ -234,10 +234,9 @@ class Pass:
             found.largest = top, keys
         return found
 
-
     def _joined(self, pieces: np.ndarray, r: int, combine: np.ufunc) -> np.ndarray:
         """A grid [b, h, r, c] from the rows of each chunk, one chunk after the other."""
-        if self.chunks == 1:
+        if pieces.shape[2] == r:  # no row of the grid lies in two chunks: a second array of its size costs page faults
             return pieces
         cells, start = np.zeros((*self.shape, r, pieces.shape[-1])), 0
         for first, stop in (self._cells(r, chunk) for chunk in range(self.chunks)):

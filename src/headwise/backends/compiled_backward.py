@@ -1,0 +1,110 @@
+"""Gradients of attention by the compiled kernels, where nothing but additions changes the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from headwise.backends import compiled
+from headwise.backends.backward import GATE, LARGE, SINKS, Given, K, Q, V
+from headwise.backends.compiled import Trees
+from headwise.kernels.trace import SCORE, Node, TraceError, depends
+from headwise.scores import Options
+from headwise.shapes import Sizes
+
+Tensor = torch.Tensor
+
+
+def gradients(
+    options: Options,
+    trees: Trees | None,
+    sizes: Sizes,
+    given: Given,
+    results: tuple[Tensor, Tensor],
+    grads: Sequence[Tensor],
+    wanted: Sequence[int],
+) -> list[Tensor | None] | None:
+    """Gradients of those of `given` that are wanted (see `backward`), from those of the results (out, lse); None where
+    the kernels cannot give them. trees: see `compiled.attention`.
+    """
+    q, k, v, _, sinks, gate = given[:6]
+    dout, dlse = grads
+    assert q is not None and k is not None and v is not None
+    if not (set(wanted) <= {Q, K, V, SINKS, GATE} and sizes.D and sizes.Dv):
+        return None
+    work = torch.float64 if q.dtype == torch.float64 else torch.float32
+    q_rows, k_rows, v_rows = wide = tuple(compiled.rows(x.detach().to(work)) for x in (q, k, v))
+    alone = replace(options, head_gate=None)
+    if compiled.reason(q_rows, k_rows, v_rows, alone, sizes) is not None:
+        return None
+    # A masked NaN must reach no product; and exp(s - lse) has as many digits as lse leaves.
+    if not all(bool(torch.isfinite(x).all()) for x in wide):
+        return None
+    if gate is not None or q.dtype != work:  # sum_j P dP is dout . out, where out was neither rounded nor gated
+        results = compiled.attention(q_rows, k_rows, v_rows, alone, sizes, trees)
+    out, lse = results
+    if not bool((torch.where(lse == -torch.inf, 0.0, lse).abs() < LARGE).all()):
+        return None
+    dout, dlse = compiled.rows(dout.to(work)), dlse.to(work)
+    inner = (dout * out).sum(3)  # [B, H, L]
+    found: list[Tensor | None] = [None] * len(given)
+    if GATE in wanted and gate is not None:
+        found[GATE] = inner.sum((0, 2) if gate.ndim == 1 else 2).to(gate.dtype)
+    if gate is not None:
+        factor = gate.detach().to(work)[..., :, None]  # [H, 1] or [B, H, 1]
+        dout, inner = dout * factor[..., None], inner * factor
+    share = dlse - inner
+    if SINKS in wanted and sinks is not None:
+        weight = torch.exp(sinks.detach().to(work)[:, None] - torch.where(lse == -torch.inf, torch.inf, lse))
+        found[SINKS] = (weight * share).sum((0, 2)).to(sinks.dtype)
+    try:
+        dq_dk_dv = _run(wide, dout, lse, share, replace(alone, sinks=None), trees, sizes)
+    except TraceError:
+        return None
+    if dq_dk_dv is None:
+        return None
+    for n, x in zip((Q, K, V), dq_dk_dv, strict=True):
+        like = given[n]
+        if n in wanted and like is not None:
+            found[n] = torch.from_numpy(x).to(like.dtype)
+    return found
+
+
+def _run(
+    wide: tuple[Tensor, ...],
+    dout: Tensor,
+    lse: Tensor,
+    share: Tensor,
+    options: Options,
+    trees: Trees | None,
+    sizes: Sizes,
+) -> tuple[np.ndarray, ...] | None:
+    from headwise.kernels.backward_plan import BackwardPass
+    from headwise.kernels.plan import PLAIN, Problem
+
+    q, k, v = wide
+    problem = Problem(sizes, compiled.kind(q), 1, q.stride(), k.stride(), v.stride(), options.scale)
+    call, alive = PLAIN, None
+    if trees is not None or not options.plain or options.mask is not None:
+        problem, call, alive = compiled.with_options(problem, options, trees)
+    if problem.rules.change is not None and not adds(problem.rules.change):
+        return None
+    one = BackwardPass(problem, call, dout.stride(), lse.numpy(), share.numpy())
+    found = one.run(*(x.data_ptr() for x in (q, k, v, dout)))
+    del alive
+    return found
+
+
+def adds(change: Node) -> bool:
+    """Whether a change of the score only adds what does not depend on it."""
+    if change == SCORE:
+        return True
+    if change[0] not in ("add", "subtract"):
+        return False
+    x, y = change[1:]
+    if "score" not in depends(y):
+        return adds(x)
+    return change[0] == "add" and "score" not in depends(x) and adds(y)

@@ -1,0 +1,282 @@
+"""Gradients of fused attention, from q, k, v, lse and the gradients of out and lse, over blocks of queries and keys:
+
+    P = exp(s - lse)    dP = dout V^T    dS = P * (dP + share)    dV = P^T dout    dK = scale dS^T Q    dQ = scale dS K
+
+share [b, h, i] = dlse - sum_j P dP (Dao et al., 2022, appendix B.2). As in `forward` queries run along the lanes for S,
+dP and dQ; widths do for dV and dK.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules
+from headwise.kernels.forward import rows_in_registers
+from headwise.kernels.tile import PRECISE, Geometry, Machine, Pointer, Program, Value
+from headwise.kernels.trace import Node
+
+KB = 120  # keys in a block: whole tiles of 4, 6 or 8
+
+
+@dataclass(frozen=True)
+class Backward(Program):
+    """All that a backward kernel is specialised to. Whatever changes the scores must only add to them."""
+
+    dtype: str  # of everything: f32 f64
+    D: int
+    Dv: int
+    width: int  # vectors of queries in a block
+    natural: bool  # scores are multiplied by scale when they are made; otherwise inside the exponential
+    spans: bool  # a table says which keys each block of queries sees
+    rules: Rules = NO_RULES
+    dropout: bool = False
+
+    name = "backward"
+
+    def signature(self) -> list[tuple[str, str]]:
+        pointers = ("q", "k", "v", "dout", "lse", "share", "dq", "dk", "dv")
+        integers = ["heads", "key_heads", "group", "queries", "keys", "blocks", "row", "chunks", "chunk", "dq_chunk"]
+        integers += [f"{x}_{axis}" for x in ("q", "k", "v", "dout") for axis in "bhl"]
+        integers += ["spans_b", "seed", "threshold"]
+        return [
+            ("scratch", "*scratch"),
+            *((x, f"*{self.dtype}") for x in pointers),
+            ("spans", "*i64"),
+            *((x, "i64") for x in integers),
+            *((x, "f64") for x in ("scale", "unit", "factor")),
+            *self.rules.signature(),
+        ]
+
+    def scratch(self, geometry: Geometry) -> int:
+        """Numbers of scratch memory for a worker."""
+        return Layout(self, geometry.lanes(self.real)).size
+
+    def program(self, m: Machine) -> None:
+        _Program(m, self).run()
+
+
+class Layout:
+    """Where things lie in scratch memory, in numbers; rows of keys and values, and of their gradients, are as wide as
+    whole vectors.
+    """
+
+    def __init__(self, s: Backward, n: int) -> None:
+        self.QB = n * s.width
+        self.k_width, self.v_width = (-(-x // n) * n for x in (s.D, s.Dv))
+        self.at: dict[str, int] = {}
+        self.size = 0
+        tiles = [x for tree in (s.rules.change, s.rules.visible) for x in Adjuster.tiles_of(tree)]
+        for name, size in (
+            ("Qt", s.D * self.QB),
+            ("Gt", s.Dv * self.QB),
+            ("dQt", s.D * self.QB),
+            ("Q", self.QB * self.k_width),
+            ("G", self.QB * self.v_width),
+            ("P", (KB + 8) * self.QB),
+            ("dS", (KB + 8) * self.QB),
+            ("tiles", len(tiles) * KB * n),
+        ):
+            self.at[name] = self.size
+            self.size += -(-size // 16) * 16
+
+
+class _Program:
+    def __init__(self, m: Machine, s: Backward) -> None:
+        self.m, self.s, self.A, self.n, self.nv = m, s, m.args, m.lanes, s.width
+        self.change, self.visible = s.rules.change, s.rules.visible
+        self.layout = Layout(s, m.lanes)
+        self.QB = self.layout.QB
+        at = {name: m.args["scratch"] + x for name, x in self.layout.at.items()}
+        self.Qt, self.Gt, self.dQt, self.Q, self.G = (at[x] for x in ("Qt", "Gt", "dQt", "Q", "G"))
+        self.P, self.dS, self.tiles = at["P"], at["dS"], at["tiles"]
+        self.rows_at_once = rows_in_registers(m.registers, s.width)
+        self.columns = 4 if m.registers == 32 else 3  # vectors of widths whose sums stay in registers
+        self.zero, self.unit, self.scale = m.splat(0.0), m.splat(m.args["unit"]), m.splat(m.args["scale"])
+        self.adjuster = Adjuster(m, s.rules.operands, "i", m.args["queries"])
+
+    def run(self) -> None:
+        """A task is a stretch of the keys of one head, and all queries that see some of them."""
+        m, A = self.m, self.A
+        for t in m.tasks():
+            pair, c = t // A["chunks"], t % A["chunks"]
+            b, kh = pair // A["key_heads"], pair % A["key_heads"]
+            k, v = (A[x] + (b * A[f"{x}_b"] + kh * A[f"{x}_h"]) for x in "kv")
+            start = c * A["chunk"]
+            stop = m.min(A["keys"], start + A["chunk"])
+            dk = A["dk"] + pair * A["keys"] * self.layout.k_width
+            dv = A["dv"] + pair * A["keys"] * self.layout.v_width
+            for j in m.range(start, stop):
+                for d in range(0, self.layout.k_width, self.n):
+                    m.store(self.zero, dk + (j * self.layout.k_width + d))
+                for d in range(0, self.layout.v_width, self.n):
+                    m.store(self.zero, dv + (j * self.layout.v_width + d))
+            for g in m.range(0, A["group"]):
+                h = kh * A["group"] + g
+                head = b * A["heads"] + h
+                dq = A["dq"] + (c * A["dq_chunk"] + head * A["queries"] * self.s.D)
+                for block in m.range(0, A["blocks"]):
+                    i0 = block * self.QB
+                    nq = m.min(self.QB, A["queries"] - i0)
+                    self.load_queries(b, h, i0, nq)
+                    row = head * A["row"] + i0
+                    lo, hi, whole_lo, whole_hi = self.span(b, block)
+                    for j in m.range(m.max(lo, start), m.min(hi, stop), KB):
+                        nk = m.min(m.min(hi, stop) - j, KB)
+                        part = m.select((j < whole_lo) | (j + nk > whole_hi), m.scalar(1), m.scalar(0))
+                        here = k + j * A["k_l"]
+                        self.scores(here, nk)
+                        place = Place(b, h, i0, j)
+                        self.adjust(place, nk, part)
+                        self.weights(place, v + j * A["v_l"], nk, row)
+                        self.to_rows(self.P, self.G, self.layout.v_width, nk, dv + j * self.layout.v_width)
+                        self.to_rows(self.dS, self.Q, self.layout.k_width, nk, dk + j * self.layout.k_width)
+                        self.to_queries(here, nk)
+                    self.store_queries(dq + i0 * self.s.D, nq)
+
+    def span(self, b: Value, block: Value) -> tuple[Value, Value, Value, Value]:
+        """Keys seen by any query of a block: start, stop; seen by all: whole start, whole stop."""
+        m, A = self.m, self.A
+        if self.s.spans:
+            at = A["spans"] + (b * A["spans_b"] + block * 4)
+            lo, hi, whole_lo, whole_hi = (m.get(at + x) for x in range(4))
+            return lo, hi, whole_lo, whole_hi
+        whole = m.scalar(0) if self.visible else A["keys"]
+        return m.scalar(0), A["keys"], m.scalar(0), whole
+
+    def load_queries(self, b: Value, h: Value, i0: Value, nq: Value) -> None:
+        """A block of q and dout, as rows (0 past the end) and as columns; dQ = 0."""
+        m, n, A = self.m, self.n, self.A
+        for name, width, columns, rows in (("q", self.s.D, self.Qt, self.Q), ("dout", self.s.Dv, self.Gt, self.G)):
+            source = A[name] + (b * A[f"{name}_b"] + h * A[f"{name}_h"] + i0 * A[f"{name}_l"])
+            wide = -(-width // n) * n
+            for v in m.range(0, self.nv):
+                for d, part in m.pieces(width, n):
+                    found = []
+                    for lane in range(n):
+                        i = v * n + lane
+                        x = m.load(source + (m.min(nq - 1, i) * A[f"{name}_l"] + d), part)
+                        y = x * self.scale if name == "q" else x
+                        m.store(m.select(m.splat(i) < m.splat(nq), y, self.zero), rows + (i * wide + d))
+                        found.append(x)
+                    for r, x in enumerate(m.transpose(found)[:part]):
+                        m.store(x, columns + ((d + r) * self.QB + v * n))
+        for d in m.range(0, self.s.D):
+            m.store_block([[self.zero] * self.nv], self.dQt + d * self.QB, self.QB)
+
+    def scores(self, k: Pointer, nk: Value) -> None:
+        """P[j, :] = K[j] . Q, not yet weights."""
+        m, rows = self.m, self.rows_at_once
+        for j in m.range(0, nk, rows):
+            found = self.products(k, self.A["k_l"], j, nk, self.Qt, self.s.D)
+            if self.s.natural:
+                found = [[x * self.scale for x in row] for row in found]
+            m.store_block(found, self.P + j * self.QB, self.QB)
+
+    def products(
+        self, keys: Pointer, stride: Value, j: Value, nk: Value, columns: Pointer, width: int
+    ) -> list[list[Value]]:
+        """A few rows' products with all queries; past the end the last row again."""
+        m = self.m
+        places = [keys + m.min(nk - 1, j + r) * stride for r in range(self.rows_at_once)]
+        acc = m.variables([[self.zero] * self.nv for _ in places])
+        m.matmul(acc, lambda r, d: places[r] + d, lambda d: columns + d * self.QB, 0, width, 2 - width % 2)
+        return m.values(acc)
+
+    def adjust(self, block: Place, nk: Value, part: Value) -> None:
+        """What is added to the scores, and -inf where they are hidden."""
+        m = self.m
+        if self.visible and self.change:
+            for masked in m.either(part == 1):
+                self.adjusted(block, nk, masked)
+        elif self.visible:
+            for _ in m.when(part == 1):
+                self.adjusted(block, nk, True)
+        elif self.change:
+            self.adjusted(block, nk, False)
+
+    def adjusted(self, block: Place, nk: Value, masked: bool) -> None:
+        m, n, adjuster = self.m, self.n, self.adjuster
+        trees = [x for x in (self.change, self.visible if masked else None) if x]
+        for v in m.range(0, self.nv):
+            place = block.at(i=block.i + v * n)
+            fetched: list[tuple[Node, Pointer]] = []
+            for node in (x for tree in trees for x in adjuster.tiles_of(tree)):
+                where = (self.tiles + len(fetched) * KB * n).to(adjuster.kept_as(node))
+                adjuster.fetch(node, place, nk, where)
+                fetched.append((node, where))
+            for tree in trees:
+                adjuster.prepare(tree, place)
+            for j in m.range(0, nk):
+                here = self.P + (j * self.QB + v * n)
+                x = m.load(here)
+                one = place.at(j=block.j + j, score=x)
+                for node, where in fetched:
+                    one.known[node] = adjuster.fetched(node, where + j * n)
+                if self.change:
+                    x = adjuster.vector(self.change, one)
+                if masked and self.visible:
+                    x = m.select(adjuster.vector(self.visible, one), x, -m.splat(float("inf")))
+                m.store(x, here)
+
+    def weights(self, block: Place, v: Pointer, nk: Value, row: Value) -> None:
+        """P := exp(s - lse), dS = P * (dP + share); what dropout takes away is missing in P afterwards and in dP."""
+        m, n = self.m, self.n
+        lots = [self.dropout_row(block, u * n) for u in range(self.nv)] if self.s.dropout else None
+        for j in m.range(0, nk, self.rows_at_once):
+            found = self.products(v, self.A["v_l"], j, nk, self.Gt, self.s.Dv)
+            for u in range(self.nv):
+                lse, share = (m.load(self.A[x] + (row + u * n)) for x in ("lse", "share"))
+                for r in range(self.rows_at_once):
+                    at = (j + r) * self.QB + u * n
+                    p, dp = m.exp2(m.fma(m.load(self.P + at), self.unit, -lse), PRECISE[m.real]), found[r][u]
+                    thinned = p
+                    if lots is not None:
+                        kept = m.keep(lots[u], m.splat(block.j + j + r), m.splat(self.A["threshold"]))
+                        factor = m.select(kept, m.splat(self.A["factor"]), self.zero)
+                        thinned, dp = p * factor, dp * factor
+                    m.store(thinned, self.P + at)
+                    m.store(p * (dp + share), self.dS + at)
+
+    def dropout_row(self, block: Place, i: int) -> Value:
+        m, A = self.m, self.A
+        row = (block.b * A["heads"] + block.h) * A["queries"] + block.i + i
+        return m.dropout_row(m.splat(row) + m.lane(), A["seed"])
+
+    def to_rows(self, weights: Pointer, rows: Pointer, width: int, nk: Value, out: Pointer) -> None:
+        """out[j, :] += sum_i weights[j, i] rows[i, :]."""
+        m, n = self.m, self.n
+        for d, wide in m.pieces(width, n * self.columns):
+            columns = wide // n
+
+            def some(j: Value, count: int, d: Value = d, columns: int = columns) -> None:
+                here = out + (j * width + d)
+                acc = m.variables(m.load_block(here, width, count, columns))
+                m.matmul(
+                    acc, lambda r, i: weights + ((j + r) * self.QB + i), lambda i: rows + (i * width + d), 0, self.QB, 2
+                )
+                m.store_block(m.values(acc), here, width)
+
+            whole = nk // self.rows_at_once * self.rows_at_once
+            for j in m.range(0, whole, self.rows_at_once):
+                some(j, self.rows_at_once)
+            for j in m.range(whole, nk):
+                some(j, 1)
+
+    def to_queries(self, k: Pointer, nk: Value) -> None:
+        """dQ[d, :] += sum_j K[j, d] dS[j, :]."""
+        m, QB = self.m, self.QB
+        for d, rows in m.pieces(self.s.D, self.rows_at_once):
+            here = self.dQt + d * QB
+            acc = m.variables(m.load_block(here, QB, rows, self.nv))
+            m.matmul(acc, lambda r, j, d=d: k + (j * self.A["k_l"] + d + r), lambda j: self.dS + j * QB, 0, nk)  # type: ignore[misc]
+            m.store_block(m.values(acc), here, QB)
+
+    def store_queries(self, dq: Pointer, nq: Value) -> None:
+        m, n, D = self.m, self.n, self.s.D
+        for after in m.range(0, self.nv):
+            v = self.nv - 1 - after
+            for d, part in m.pieces(D, n):
+                found = [m.load(self.dQt + ((d + r) * self.QB + v * n)) * self.scale for r in range(part)]
+                rows = m.transpose(found + [self.zero] * (n - part))
+                for lane in reversed(range(n)):  # a row past the end lands on the last, which comes after it
+                    m.store(rows[lane], dq + (m.min(nq - 1, v * n + lane) * D + d), part)

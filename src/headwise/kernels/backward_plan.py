@@ -1,0 +1,99 @@
+"""How a backward is cut into tasks, its arguments, and the arrays that it fills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from headwise.kernels import llvm, masking
+from headwise.kernels.backward import KB, Backward, Layout
+from headwise.kernels.forward import block_width
+from headwise.kernels.plan import PIECES, Call, Problem, _elements
+from headwise.kernels.reads_plan import Job
+from headwise.kernels.tile import LOG2E, Geometry
+
+NEVER = 1e30  # the lse of a row without weights: exp(s - lse) is 0
+
+
+class BackwardPass:
+    """Gradients of one problem (f32 or f64): its program, its arguments, its tasks.
+
+    dout: its strides [b, h, l]; lse and share [B, H, L] contiguous, in the problem's dtype.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        call: Call,
+        dout: tuple[int, ...],
+        lse: np.ndarray,
+        share: np.ndarray,
+        geometry: Geometry | None = None,
+    ) -> None:
+        sizes, rules = problem.sizes, problem.rules
+        self.geometry, self.call, self.sizes = geometry or llvm.chosen(), call, sizes
+        n = self.geometry.lanes(problem.dtype)
+        width = min(block_width(self.geometry), -(-sizes.L // n))
+        natural = rules.change is not None or problem.scale <= 0  # a hidden score is -inf before it is multiplied
+        self.spec = Backward(
+            problem.dtype, sizes.D, sizes.Dv, width, natural, rules.visible is not None, rules, problem.dropout
+        )
+        layout = Layout(self.spec, n)
+        blocks = -(-sizes.L // layout.QB)
+        pairs = sizes.B * sizes.Hkv
+        chunks = max(1, min(-(-PIECES // pairs), -(-sizes.S // (2 * KB))))  # of the sizes alone: so are the bits then
+        chunk = -(-sizes.S // (chunks * KB)) * KB
+        chunks = -(-sizes.S // chunk)
+        real = lse.dtype
+        self.tasks, self.scratch = pairs * chunks, self.spec.scratch(self.geometry)
+        self.operations = 2 * sizes.B * sizes.H * sizes.L * sizes.S * (3 * sizes.D + 2 * sizes.Dv)
+        self.dq = np.empty((chunks, sizes.B, sizes.H, sizes.L, sizes.D), real)
+        self.dk = np.empty((sizes.B, sizes.Hkv, sizes.S, layout.k_width), real)
+        self.dv = np.empty((sizes.B, sizes.Hkv, sizes.S, layout.v_width), real)
+
+        def padded(x: np.ndarray, rest: float) -> np.ndarray:
+            out = np.full((sizes.B, sizes.H, blocks * layout.QB), rest, real)
+            out[..., : sizes.L] = x
+            return out
+
+        self.values: dict[str, Any] = {
+            **{f"{x}_{axis}": s for x in "qkv" for axis, s in zip("bhl", _elements(problem, x), strict=False)},
+            **{f"dout_{axis}": s for axis, s in zip("bhl", dout, strict=False)},
+            "lse": padded(np.where(np.isneginf(lse), NEVER, lse * LOG2E), NEVER),
+            "share": padded(share, 0.0),
+            "dq": self.dq,
+            "dk": self.dk,
+            "dv": self.dv,
+            "heads": sizes.H,
+            "key_heads": sizes.Hkv,
+            "group": sizes.group,
+            "queries": sizes.L,
+            "keys": sizes.S,
+            "blocks": blocks,
+            "row": blocks * layout.QB,
+            "chunks": chunks,
+            "chunk": chunk,
+            "dq_chunk": self.dq[0].size,
+            "scale": problem.scale,
+            "unit": LOG2E if natural else problem.scale * LOG2E,
+        }
+        if self.spec.spans:
+            i0 = np.arange(blocks) * layout.QB
+            spans = masking.spans(call.mask, sizes, i0, np.minimum(i0 + layout.QB, sizes.L))
+            table = np.ascontiguousarray(np.stack(np.broadcast_arrays(*spans), -1), np.int64)
+            self.values |= {"spans": table, "spans_b": 0 if len(table) == 1 else blocks * 4}
+
+    def run(self, q: int, k: int, v: int, dout: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """dq [B, H, L, D], dk [B, Hkv, S, D] and dv [B, Hkv, S, Dv] of the arrays at these addresses."""
+        values = {**self.values, "q": q, "k": k, "v": v, "dout": dout}
+        job = Job(self.spec, self.geometry, values, self.call, self.scratch, self.operations)
+        few = max(job.threads, self.tasks // job.whiles)
+        for first in range(0, self.tasks, few):
+            job.run(first, min(first + few, self.tasks))
+        return self.found()
+
+    def found(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What the tasks left behind."""
+        dq = self.dq[0] if len(self.dq) == 1 else self.dq.sum(0)
+        return dq, self.dk[..., : self.sizes.D], self.dv[..., : self.sizes.Dv]

@@ -1,0 +1,165 @@
+"""Gradients by the compiled kernels: when they are taken, and against torch's own through the same operations."""
+
+import numpy as np
+import pytest
+
+import headwise as hw
+from headwise.scores import Options
+from headwise.shapes import Sizes
+
+torch = pytest.importorskip("torch")
+from headwise.backends import compiled_backward, gradients  # noqa: E402
+from headwise.backends import torch as plain  # noqa: E402
+from headwise.kernels.trace import SCORE, I, J  # noqa: E402
+
+SIZES = Sizes(2, 6, 3, 13, 17, 5, 7)
+B, H, Hkv, L, S, D, Dv = SIZES
+RNG = np.random.default_rng(0)
+FIXED = torch.from_numpy(RNG.standard_normal((1, H, L, S)))
+SLOPES = torch.from_numpy(RNG.standard_normal(H))
+CASES = {
+    "nothing": {},
+    "causal": {"mask": hw.causal()},
+    "rows that see nothing": {"mask": hw.causal(-4) & hw.key_lengths([3, 0])},
+    "dense": {"mask": hw.dense(RNG.random((B, 1, L, S)) < 0.6)},
+    "bias": {"bias": FIXED, "mask": hw.window(3, 2)},
+    "alibi": {"score_mod": lambda s, b, h, i, j: s - SLOPES[h] * abs(i - j)},
+    "a bias and a function": {"bias": FIXED, "score_mod": lambda s, b, h, i, j: 2.0 * j + s},
+    "dropout": {"dropout_p": 0.4, "seed": 5, "mask": hw.causal()},
+    "all dropped": {"dropout_p": 1.0, "seed": 5},
+}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-5, torch.bfloat16: 3e-2, torch.float16: 3e-3}
+
+
+@pytest.fixture
+def kernels_only(monkeypatch):
+    def never(*_):
+        raise AssertionError("the kernels were not taken")
+
+    monkeypatch.setattr("headwise.backends.backward.gradients", never)
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Whether the kernels gave each of the gradients that were asked for."""
+    found, real = [], compiled_backward.gradients
+
+    def watched(*args):
+        result = real(*args)
+        found.append(result is not None)
+        return result
+
+    monkeypatch.setattr(compiled_backward, "gradients", watched)
+    return found
+
+
+def given(dtype=torch.float64, extra=False):
+    torch.manual_seed(0)
+    shapes = [(B, H, L, D), (B, Hkv, S, D), (B, Hkv, S, Dv)] + [(H,), (B, H)] * extra
+    return [torch.randn(x, dtype=torch.float64).to(dtype).requires_grad_() for x in shapes]
+
+
+def agree(tensors, options, tolerance):
+    wide = [x.detach().double().requires_grad_() for x in tensors]
+    results = []
+    for f, (q, k, v, *rest) in ((gradients.attention, tensors), (plain.attention, wide)):
+        o = Options(**options, **dict(zip(("sinks", "head_gate"), rest, strict=False)))
+        results.append(f(q, k, v, o, SIZES))
+    torch.manual_seed(1)
+    dout, dlse = (torch.randn(x.shape).to(x.dtype) for x in results[0])
+    dlse[torch.isinf(results[1][1])] = 0
+    some = [n for n, x in enumerate(results[1]) if x.requires_grad]
+    found = torch.autograd.grad([results[0][n] for n in some], tensors, [(dout, dlse)[n] for n in some])
+    right = torch.autograd.grad(
+        [results[1][n] for n in some],
+        wide,
+        [(dout, dlse)[n].double() for n in some],
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    for name, x, y in zip(("q", "k", "v", "sinks", "gate"), found, right, strict=False):
+        assert x.dtype == tensors[0].dtype
+        near = {"rtol": tolerance, "atol": tolerance}
+        torch.testing.assert_close(x.double(), y, **near, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("extra", [False, True], ids=["q k v", "sinks and gate too"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("case", CASES)
+def test_agree_with_torchs_own(case, dtype, extra, kernels_only):
+    agree(given(dtype, extra), {"scale": 0.6, **CASES[case]}, TOLERANCE[dtype])
+
+
+def test_strides_as_they_come_and_a_scale_below_0(kernels_only):
+    tensors = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in given()]
+    agree(tensors, {"scale": -0.6, "mask": hw.causal()}, 1e-12)
+
+
+TORCH_GIVES = {
+    "softcap": {"softcap": 2.0},
+    "a function that multiplies": {"score_mod": lambda s, b, h, i, j: s * 2.0 + j},
+    "a function that looks at no score": {"score_mod": lambda s, b, h, i, j: 0.25 * (i - j)},
+    "huge scores": {"bias": FIXED + 300.0},
+}
+
+
+@pytest.mark.parametrize("case", TORCH_GIVES)
+def test_what_the_kernels_leave_to_torch(case, taken):
+    agree(given(), {"scale": 0.6, **TORCH_GIVES[case]}, 1e-11)
+    assert taken == [False]
+
+
+def test_a_bias_that_learns_and_a_hidden_nan_are_left_to_torch(taken):
+    q, k, v = given()
+    bias = torch.randn(1, H, 1, S, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.grad(hw.attention(q, k, v, bias=bias).sum(), bias)[0].any()
+    with torch.no_grad():
+        k[:, :, -1] = torch.nan
+    dq, dk, _ = torch.autograd.grad(hw.attention(q, k, v, mask=hw.key_lengths(S - 1)).square().sum(), (q, k, v))
+    assert torch.isfinite(dq).all() and torch.isfinite(dk[:, :, :-1]).all()
+    assert taken == [False, False]
+
+
+def test_the_same_bits_on_any_number_of_threads(kernels_only):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 331, 64).requires_grad_() for _ in range(3))
+    before, found = hw.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 5):
+            hw.set_num_threads(threads)
+            found.append(torch.autograd.grad(hw.attention(q, k, v, mask=hw.causal()).square().sum(), (q, k, v)))
+    finally:
+        hw.set_num_threads(before)
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
+
+
+def test_gradients_that_repeat_one_number(kernels_only):
+    q, k, v = given()
+    (found,) = torch.autograd.grad(hw.attention(q, k, v).sum(), [v])
+    torch.testing.assert_close(found.sum((2, 3)), torch.full((B, Hkv), float(H // Hkv * L * Dv), dtype=torch.float64))
+
+
+def test_in_a_compiled_graph(kernels_only):
+    q, k, v = (x.detach().float().requires_grad_() for x in given())
+    run = torch.compile(
+        lambda q, k, v: hw.attention(q, k, v, mask=hw.causal()).square().sum(), fullgraph=True, backend="aot_eager"
+    )
+    found = torch.autograd.grad(run(q, k, v), (q, k, v))
+    right = torch.autograd.grad(hw.attention(q, k, v, mask=hw.causal()).square().sum(), (q, k, v))
+    for x, y in zip(found, right, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize(
+    ("tree", "only"),
+    [
+        (SCORE, True),
+        (("subtract", ("add", I, SCORE), J), True),
+        (("subtract", J, SCORE), False),
+        (("add", SCORE, SCORE), False),
+        (("multiply", SCORE, J), False),
+        (("add", I, J), False),
+    ],
+)
+def test_what_only_adds(tree, only):
+    assert compiled_backward.adds(tree) is only
