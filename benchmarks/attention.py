@@ -29,6 +29,7 @@ def torch_compiled(row: Row, arrays: list[np.ndarray]) -> Call:
     """PyTorch's attention in a compiled graph; softcap, which it has not, written out."""
     import torch
 
+    torch.compiler.reset()  # another row is another program to it, and it gives up after eight
     if row.kind != "softcap":
         return torch.compile(torch_sdpa(row, arrays))
     q, k, v = torch_tensors(arrays)
