@@ -20,8 +20,7 @@ SLOTS = {"state": 0, "done": 8, "job": 16, "limit": 17, "stop": 18, "sleepers": 
 SIZE = 64
 OPEN = 1 << 15
 JOB = 1 << 16
-AWAKE = 20000  # pauses of a worker between two jobs: a quarter of a millisecond, or a whole one where a pause is long
-SPINS = 2000  # pauses of a caller whose workers are not done, before other threads are let run
+SPINS = 2000  # some tens of microseconds
 NAMES = ("headwise_pool_run", "headwise_pool_work", "headwise_pool_init", "headwise_pool_stop")
 
 I32, I64, VOID, ADDRESS = ir.IntType(32), ir.IntType(64), ir.VoidType(), ir.PointerType()
@@ -202,7 +201,7 @@ def _work(module: ir.Module, execute: Any) -> None:
     pause(f.b)
     more = f.b.add(f.b.load(spins, typ=I64), I64(1))
     f.b.store(more, spins)
-    f.b.cbranch(f.b.icmp_signed("<", more, I64(AWAKE)), look, sleep)
+    f.b.cbranch(f.b.icmp_signed("<", more, I64(SPINS)), look, sleep)
 
     f.b.position_at_end(sleep)
     f.call("pthread_mutex_lock", f.mutex(pool))
