@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from models import zoo
 from models.test_watch import padded
 
 import headwise as hw
+from headwise.models.kept import apart
 from headwise.models.pretrained import load_encoder_or_decoder
 
 ALL = {
@@ -36,6 +38,19 @@ def same(got: Any, wanted: Any) -> None:
     for name in ("entropy", "received", "offsets", "distance", "pooled", "mass", "empty"):
         torch.testing.assert_close(getattr(got, name), getattr(wanted, name), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(got.top_k[0], wanted.top_k[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bool, torch.int64])
+def test_arrays_kept_lie_in_pages_of_their_own(dtype: torch.dtype) -> None:
+    given = (torch.arange(6).reshape(3, 2).mT % 3).to(dtype)
+    for x in (given, given.numpy()):
+        y = apart(x)
+        assert type(y) is type(x) and y.dtype == x.dtype and y.shape == x.shape and bool((y == x).all())
+        assert torch.as_tensor(y).data_ptr() % mmap.PAGESIZE == 0
+        y[0, 0] = 1  # they may be changed, as those before
+        assert bool((given[0, 0] == 0).all())
+    empty = torch.zeros(2, 0)
+    assert apart(empty) is empty
 
 
 @pytest.mark.parametrize("kind", ["bert", "mistral", "gpt_oss", "t5"])

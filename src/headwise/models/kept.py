@@ -5,10 +5,12 @@ B batch, H query heads, L queries, S keys.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from headwise import masks
@@ -142,10 +144,23 @@ def read_call(seen: Seen, chosen: list[int] | None, reads: dict[str, Any]) -> Re
     call = new_call(seen, chosen)
     weights = real_weights(call.weights(), call.query_mask())
     _, _, L, S = weights.shape
-    found = weights.read(**_within(reads, L, S))
+    found = weights.read(**_within(reads, L, S)).map(apart)
     return ReadCall(
         found, tuple(weights.shape), call.ids, call.query_mask(), call.key_mask(), (call.start, call.key_start)
     )
+
+
+def apart(x: Any) -> Any:
+    """An array in memory pages of its own: small arrays that stay, strewn over the memory that a layer has used, would
+    keep the next layer from using it.
+    """
+    if isinstance(x, Tensor):
+        return torch.from_numpy(apart(x.numpy())) if x.device.type == "cpu" and x.numel() else x
+    if not x.size:
+        return x
+    pages: np.ndarray = np.frombuffer(mmap.mmap(-1, x.nbytes), x.dtype).reshape(x.shape)
+    pages[...] = x
+    return pages
 
 
 def real_weights(weights: Weights, real: Tensor | None) -> Weights:
