@@ -94,3 +94,13 @@ def test_narrow_dtypes_add_up_in_fp32(dtype):
     right = torch.autograd.grad(hw.attention(*wide).sum(), wide[2])[0]
     assert found.dtype == dtype
     assert (found.double() - right).abs().max() < right.abs().max() * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_found(bad):
+    x = torch.randn(3, 5)
+    assert backward.finite(x) and backward.finite(x[:0])
+    x[1, 2] = bad
+    assert not backward.finite(x)
+    x[2, 4] = -bad
+    assert not backward.finite(x)

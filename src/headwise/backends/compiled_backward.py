@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from headwise.backends import compiled
-from headwise.backends.backward import GATE, LARGE, SINKS, Given, K, Q, V
+from headwise.backends.backward import GATE, LARGE, SINKS, Given, K, Q, V, finite
 from headwise.backends.compiled import Trees
 from headwise.kernels.trace import SCORE, Node, TraceError, depends
 from headwise.scores import Options
@@ -41,7 +41,7 @@ def gradients(
     if compiled.reason(q_rows, k_rows, v_rows, alone, sizes) is not None:
         return None
     # A masked NaN must reach no product; and exp(s - lse) has as many digits as lse leaves.
-    if not all(bool(torch.isfinite(x).all()) for x in wide):
+    if not all(map(finite, wide)):
         return None
     if gate is not None or q.dtype != work:  # sum_j P dP is dout . out, where out was neither rounded nor gated
         results = compiled.attention(q_rows, k_rows, v_rows, alone, sizes, trees)
