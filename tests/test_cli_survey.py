@@ -87,6 +87,7 @@ def test_ctrl_c_says_how_to_go_on(
         (["corpus.txt", "--model", "no/such/model"], "no/such/model"),
         (["corpus.txt", "-o", "gone/out.csv"], "cannot write gone/out.csv: there is no folder"),
         (["corpus.txt", "-o", "out.xlsx"], "the output must end in .parquet or .csv; got out.xlsx"),
+        (["same.csv", "-o", "same.csv"], "the output must be another file than the corpus same.csv"),
         (["latin.txt"], "line 1 of latin.txt is not UTF-8"),
         ([], "Missing argument 'CORPUS'"),
     ],
@@ -95,6 +96,7 @@ def test_what_cannot_be_surveyed(
     arguments: list[str], words: str, corpus: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "latin.txt").write_bytes(b"caf\xe9\n")
+    (folder / "same.csv").write_text("It rained.\n")
     assert words in refused(["survey", *arguments], capsys, folder)
 
 

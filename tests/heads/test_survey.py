@@ -343,6 +343,32 @@ def test_refuses_what_cannot_be_surveyed(
     assert sorted(corpus.parent.iterdir()) == before
 
 
+@pytest.mark.parametrize("made", ["itself", "link", "hard link"])
+@pytest.mark.parametrize("end", ["", ".part"])
+def test_never_writes_over_the_corpus(end: str, made: str, tmp_path: Path) -> None:
+    corpus, output = tmp_path / "texts.csv", tmp_path / "out.csv"
+    corpus.write_text("\n".join(LINES))
+    file = output.with_name(output.name + end)
+    if made == "itself":
+        corpus = corpus.rename(file)
+    elif made == "link":
+        file.symlink_to(corpus)
+    else:
+        file.hardlink_to(corpus)
+    model, _ = zoo.bert()
+    what = "out.csv.part, in which the survey's sums lie until it ends," if end else "the output"
+    with pytest.raises(ValueError, match=rf"survey: .*{what} must be another file than the corpus .*csv.*; give anoth"):
+        survey(model, Tokenizer(), corpus, output)
+    assert corpus.read_text() == "\n".join(LINES)
+
+
+def test_a_folder_in_the_place_of_the_sums(corpus: Path) -> None:
+    model, _ = zoo.bert()
+    corpus.with_name("out.csv.part").mkdir()
+    with pytest.raises(ValueError, match=r"survey: cannot write .*out.csv.part: it is there and is no file"):
+        survey(model, Tokenizer(), corpus, corpus.with_name("out.csv"))
+
+
 def test_parquet_without_pyarrow_says_what_to_do(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     model, _ = zoo.bert()

@@ -18,7 +18,7 @@ from headwise import __version__
 from headwise.heads.survey_corpus import Batch, Corpus
 from headwise.heads.survey_figures import FIGURES, Texts, figures
 from headwise.heads.survey_group import Group, group
-from headwise.heads.survey_output import check_output, table_of, write
+from headwise.heads.survey_output import check_output, part_of, table_of, write
 from headwise.heads.survey_sums import State, sums_of
 from headwise.heads.table import Table
 from headwise.models.interface import Seen, Session
@@ -93,8 +93,8 @@ def survey(
         if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
             raise ValueError(f"survey: {what} must be an int of at least 1; got {n!r}")
     out = Path(output)
-    check_output(out)
     texts = Corpus(Path(corpus))
+    check_output(out, texts.path)
     reader = Reader(model, tokenizer, names, _limit(model, tokenizer, max_tokens))
     settings = {
         "version of headwise": __version__,
@@ -129,7 +129,7 @@ class _Survey:
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self.reader, self.corpus, self.out, self.group = reader, corpus, out, processes
-        self.part = out.with_name(out.name + ".part")
+        self.part = part_of(out)
         self.settings, self.progress = settings, progress
 
     def run(self, size: int) -> Table:

@@ -24,12 +24,21 @@ SUFFIXES = (".parquet", ".csv")
 FIXED = {"previous": -1, "self": 0, "next": 1}
 
 
-def check_output(path: Path) -> None:
-    """Finds out before the work begins whether the table can be written."""
+def part_of(path: Path) -> Path:
+    """Where the sums lie until the table is complete."""
+    return path.with_name(path.name + ".part")
+
+
+def check_output(path: Path, corpus: Path) -> None:
+    """Finds out before the work begins whether the table can be written, and that the corpus stays what it is."""
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"survey: the output must end in {' or '.join(SUFFIXES)}; got {path}")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"survey: cannot write {path}: it is there and is no file")
+    for file in (path, part_of(path)):
+        if file.exists() and not file.is_file():
+            raise ValueError(f"survey: cannot write {file}: it is there and is no file")
+        if file.exists() and file.samefile(corpus):
+            what = "the output" if file == path else f"{file}, in which the survey's sums lie until it ends,"
+            raise ValueError(f"survey: {what} must be another file than the corpus {corpus}; give another output")
     folder = path.resolve().parent
     if not folder.is_dir():
         raise ValueError(f"survey: cannot write {path}: there is no folder {folder}; make it")
