@@ -214,6 +214,21 @@ def test_huge_scores_do_not_overflow(L, size):
     assert np.array_equal(big, np.take_along_axis(v, best[..., None], 2))
 
 
+@pytest.mark.parametrize("L", [3, 31])
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [(scale, dtype) for scale in (1e-46, 5e-324, 1e-40, 0.0) for dtype in ("float32", "float64", "bfloat16")]
+    + [(3e38, "float32"), (3e38, "float64")],  # bf16 instructions take products as small as this calls for as 0
+)
+def test_a_scale_at_either_end_of_the_numbers(scale, dtype, L):
+    """What is smaller than any number of the kernel's leaves every key the same weight, hidden keys none."""
+    r, size = np.random.default_rng(0), 5e-20 if scale > 1 else 1.0
+    q, k = (cast(r.standard_normal((2, 3, n, 7)) * size, dtype) for n in (L, 43))
+    v = cast(r.standard_normal((2, 3, 43, 5)), dtype)
+    hold(q, k, v, Options(scale=scale), dtype)
+    hold(q, k, v, Options(scale=scale, mask=hw.causal(-1) & hw.key_lengths([41, 2])), dtype)
+
+
 @pytest.mark.parametrize("L", [1, 31])
 @pytest.mark.parametrize("size", [8, 64])
 def test_large_scores_keep_their_digits(L, size):

@@ -88,7 +88,7 @@ class Plan:
         self.sizes = sizes
         self.geometry = llvm.chosen()
         self.operations = 2 * sizes.B * sizes.H * sizes.L * max(sizes.S, 1) * (sizes.D + sizes.Dv)
-        natural = bool(problem.rules.change or problem.sinks) or problem.scale <= 0
+        natural = bool(problem.rules.change or problem.sinks) or not in_exponent(problem)
         self.masked = problem.rules.visible is not None
         self.partial = 0  # numbers that a decoding step's pieces leave behind
         common = Common(problem, natural, self.geometry)
@@ -146,6 +146,14 @@ class Plan:
             if key is not None and len(launch.spans) < 256:
                 launch.spans[key] = found
         return found
+
+
+def in_exponent(problem: Problem) -> bool:
+    """Whether the scale may be left to the exponential. A hidden score is -inf before: it needs a positive factor, and
+    one that is neither 0 nor infinite once it is rounded to the kernel's numbers.
+    """
+    real = np.finfo(np.float64 if problem.dtype == "f64" else np.float32)
+    return float(real.tiny) <= problem.scale and problem.scale * LOG2E <= float(real.max)
 
 
 def _elements(problem: Problem, name: str) -> list[int]:
