@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,27 @@ def test_csv_reads_back(tmp_path: Path) -> None:
             {"layer": "0", "kind": 'a "first", b', "share": ""},
             {"layer": "1", "kind": "", "share": "0.25"},
         ]
+
+
+class Unsaid:
+    def __str__(self) -> str:
+        raise RuntimeError("it has no words")
+
+
+def test_csv_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ROWS.to_csv(tmp_path / "heads.csv")
+    before = path.read_bytes()
+    with pytest.raises(RuntimeError, match="it has no words"):
+        Table([*ROWS, {"layer": Unsaid()}]).to_csv(path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        Table([{"layer": 5}]).to_csv(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["heads.csv"]
 
 
 def test_pandas_gets_the_rows_and_the_columns_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

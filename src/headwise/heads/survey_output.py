@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -129,18 +127,13 @@ def _other_heads(mean: Array, layers: list[tuple[Any, ...]]) -> list[float | Non
 def write(table: Table, state: State, corpus: Path, path: Path) -> None:
     """The table's file, whole or not at all. Parquet says beside the rows what they are of."""
     if path.suffix.lower() == ".csv":
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, table.columns, restval="")
-        writer.writeheader()
-        writer.writerows(table)
-        data: Any = text.getvalue().encode()
-    else:
-        arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
-        said = {"corpus": corpus.name, "texts": state.texts, "tokens": state.tokens, "truncated": state.truncated}
-        rows = arrow.Table.from_pylist(list(table))
-        rows = rows.replace_schema_metadata({f"headwise.{name}": str(x) for name, x in said.items()})
-        sink = arrow.BufferOutputStream()
-        parquet.write_table(rows, sink)
-        data = sink.getvalue().to_pybytes()
+        table.to_csv(path)
+        return
+    arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
+    said = {"corpus": corpus.name, "texts": state.texts, "tokens": state.tokens, "truncated": state.truncated}
+    rows = arrow.Table.from_pylist(list(table))
+    rows = rows.replace_schema_metadata({f"headwise.{name}": str(x) for name, x in said.items()})
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(rows, sink)
     with whole_file(path) as file:
-        file.write(data)
+        file.write(sink.getvalue().to_pybytes())

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
 import os
 from pathlib import Path
 from typing import Any
+
+from headwise.models.atomic import whole_file
 
 
 class Table(list[dict[str, Any]]):
@@ -25,13 +28,15 @@ class Table(list[dict[str, Any]]):
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Writes the table as CSV (RFC 4180, UTF-8): a header, one line a row, nothing for None. Returns the path.
 
+        The file is there whole or not at all: one that was there before stays as it was until the new one is complete.
         Raises OSError where the path cannot be written.
         """
-        path = Path(path)
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, self.columns, restval="")
-            writer.writeheader()
-            writer.writerows(self)
+        path, text = Path(path), io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.columns, restval="")
+        writer.writeheader()
+        writer.writerows(self)
+        with whole_file(path) as file:
+            file.write(text.getvalue().encode())
         return path
 
     def to_pandas(self) -> Any:
