@@ -139,6 +139,25 @@ def test_resample_counts_places_of_a_padded_text_from_its_first_token() -> None:
     torch.testing.assert_close(got[:, 3:], wanted[:, 3:], rtol=1e-4, atol=5e-6)
 
 
+def test_resample_counts_places_of_a_padded_text_in_the_steps_of_a_generation_too() -> None:
+    model, _ = zoo.llama()
+    ids, texts = zoo.ids(1, 8), {"input_ids": zoo.ids(1, 17, seed=9)}
+    real = torch.tensor([[0] * 3 + [1] * 8])
+    padded = torch.nn.functional.pad(ids, (3, 0))
+    places = (real.cumsum(1) - 1).clamp(min=0)
+    with hw.ablate(model, [(1, 2)], "resample", texts=texts):
+        wanted = model(input_ids=ids).logits
+    with hw.ablate(model, [(1, 2)], "resample", texts=texts):
+        start = model(input_ids=padded[:, :6], attention_mask=real[:, :6], position_ids=places[:, :6], use_cache=True)
+        cache, got = start.past_key_values, [start.logits[:, 3:]]
+        for n in (slice(6, 7), slice(7, 11)):
+            step = model(
+                input_ids=padded[:, n], attention_mask=real[:, : n.stop], position_ids=places[:, n], cache=cache
+            )
+            got.append(step.logits)
+    torch.testing.assert_close(torch.cat(got, 1), wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("mode", ["zero", "mean", "resample"])
 def test_a_key_head_is_all_its_query_heads(mode: str) -> None:
     model, inputs = zoo.llama()

@@ -31,13 +31,17 @@ class Now:
     shape: tuple[int, int, int, int]  # [B, L, H, Dv]
     start: int  # position of the first query
     real: Tensor | None  # [B, L], which queries are no padding
+    first: Tensor | None  # [B], position of each text's first token, where padding may stand before it
     run: int  # which forward of the model it is in
 
     @staticmethod
     def of(call: Seen, heads: list[int]) -> Now:
         kept = new_call(call)
         B, H, L, Dv = kept.out[0].shape
-        return Now(call.layer, heads, (B, L, H, Dv), kept.start, kept.query_mask(), call.run.count)
+        real = kept.query_mask()
+        # Padding before the text stands before the queries too, in every step of a generation but the first.
+        first = None if real is None or kept.real is None else kept.real.int().argmax(1).expand(B)
+        return Now(call.layer, heads, (B, L, H, Dv), kept.start, real, first, call.run.count)
 
     def split(self, x: Tensor, projection: OutputProjection) -> Tensor:
         """The projection's input as [B, L, H, Dv]."""
@@ -131,7 +135,7 @@ class Substitutes:
         rows = []
         for b in range(B):
             text = texts[int(self.drawn[1][b]) % len(texts)]
-            first = 0 if now.real is None else int(now.real[b].int().argmax())
+            first = 0 if now.first is None else int(now.first[b])
             i = torch.arange(now.start - first, now.start - first + L, device=text.device)
             rows.append(text[i % len(text)])
         return torch.stack(rows)
