@@ -239,6 +239,20 @@ def test_the_laws_of_de_morgan(data: st.DataObject) -> None:
     np.testing.assert_array_equal((~~x).to_dense(*size), x.to_dense(*size))
 
 
+@pytest.mark.parametrize("offset", [None, 0, 2**62 - 1, -(2**62)])
+@pytest.mark.parametrize("sides", [(2**61 - 1, 0), (0, 2**61 - 1), (None, 2**61 - 1), (2**61 - 1, None)], ids=str)
+def test_the_widest_windows_count_right_at_the_farthest_offsets(
+    sides: tuple[int | None, int | None], offset: int | None
+) -> None:
+    left, right = sides
+    inside = [[j - i - (offset or 0) for j in range(3)] for i in range(3)]
+    seen = np.array([[(left is None or n >= -left) and (right is None or n <= right) for n in row] for row in inside])
+    mask = hw.window(left, right, offset)
+    np.testing.assert_array_equal(mask.to_dense(3, 3)[0, 0], seen)
+    q, k, v = np.random.default_rng(0).normal(size=(3, 1, 2, 3, 5))
+    np.testing.assert_allclose(hw.attention(q, k, v, mask=mask), hw.attention(q, k, v, mask=seen), atol=1e-12)
+
+
 # Refusals
 
 
@@ -247,6 +261,8 @@ def test_the_laws_of_de_morgan(data: st.DataObject) -> None:
     [
         (lambda: hw.window(-1), ValueError, "window: left must be at least 0 (the position itself is always inside); got -1"),
         (lambda: hw.window(1, -2), ValueError, "window: right must be at least 0"),
+        (lambda: hw.window(2**61, 0), ValueError, "window: left must be below 2**61; got 2305843009213693952; pass None for unbounded"),
+        (lambda: hw.window(0, 10**30), ValueError, "window: right must be below 2**61; got 1000000000000000000000000000000; pass None"),
         (lambda: hw.window(1.5), TypeError, "window: left must be an int or None (unbounded); got float"),
         (lambda: hw.window(True), TypeError, "window: left must be an int or None (unbounded); got bool"),
         (lambda: hw.window(1, "2"), TypeError, "window: right must be an int or None (unbounded); got str"),

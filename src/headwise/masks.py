@@ -338,7 +338,7 @@ def window(left: int | None = None, right: int | None = None, offset: Any = None
         left, right: how many keys before and after the position, at least 0; None is unbounded.
         offset: as in `causal`.
     Raises:
-        ValueError: left or right is negative.
+        ValueError: left or right is negative, or 2**61 or more.
         TypeError: an argument is not an int.
 
     >>> import headwise as hw
@@ -352,6 +352,8 @@ def window(left: int | None = None, right: int | None = None, offset: Any = None
             raise TypeError(f"window: {name} must be an int or None (unbounded); got {type(n).__name__}")
         if n is not None and n < 0:
             raise ValueError(f"window: {name} must be at least 0 (the position itself is always inside); got {n}")
+        if n is not None and n >= 2**61:
+            raise ValueError(f"window: {name} must be below 2**61; got {n}; pass None for unbounded")
     left, right = (None if n is None else int(n) for n in (left, right))
     return _Window(left, right, _integers("window", "offset", offset))
 

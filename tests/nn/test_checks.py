@@ -98,6 +98,16 @@ from headwise.nn import ALiBi, KVCache, MultiHeadAttention, RelativeBias, Rotary
             ValueError,
             "window must be at least 0 (the position itself is always inside); got (-1, None)",
         ),
+        (
+            {"window": 2**61},
+            ValueError,
+            "window must be below 2**61; got 2305843009213693952; pass None for unbounded",
+        ),
+        (
+            {"window": (3, 10**30)},
+            ValueError,
+            "window must be below 2**61; got (3, 1000000000000000000000000000000); pass None for unbounded",
+        ),
         ({"scale": "1"}, TypeError, "scale must be a number; got str"),
         ({"scale": float("inf")}, ValueError, "scale must be finite; got inf"),
         ({"softcap": 0}, ValueError, "softcap must be positive and finite; got 0"),

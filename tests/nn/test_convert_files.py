@@ -201,6 +201,7 @@ BROKEN: list[tuple[Any, str]] = [
     ({"bias": 3}, "states options that make no layer (MultiHeadAttention: bias must be"),
     ({"output_gate": ["x"]}, "states options that make no layer (MultiHeadAttention: output_gate must be"),
     ({"dropout": None}, "states options that make no layer (MultiHeadAttention: dropout must be"),
+    ({"window": [10**30, 0]}, "states options that make no layer (MultiHeadAttention: window must be below 2**61; got (1"),
     ({"rotary": 5}, "states a rotary, window or qk_norm that is none ("),
     ({"rotary": {"width": "x"}}, "states a rotary, window or qk_norm that is none ("),
     (

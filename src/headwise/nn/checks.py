@@ -102,6 +102,8 @@ def check_window(window: Any) -> tuple[int | None, int | None] | None:
         )
     if any(n is not None and n < 0 for n in pair):
         raise ValueError(f"{OP}: window must be at least 0 (the position itself is always inside); got {window!r}")
+    if any(n is not None and n >= 2**61 for n in pair):
+        raise ValueError(f"{OP}: window must be below 2**61; got {window!r}; pass None for unbounded")
     return pair[0], pair[1]
 
 
