@@ -290,6 +290,24 @@ def test_a_state_whose_sums_do_not_fit_is_refused(tmp_path: Path) -> None:
         State.read(tmp_path / "part", {"figures": ["first"]})
 
 
+def test_no_bit_of_a_state_can_change_unnoticed(tmp_path: Path) -> None:
+    path, settings = tmp_path / "part", {"figures": ["first"], "batch": 2}
+    sums = np.random.default_rng(0).normal(size=(3, 1, 2))
+    state = State(settings, done=3, texts=5, tokens=17, digest="ab", heads=[["self", 0, 0], ["self", 0, 1]], sums=sums)
+    state.write(path)
+    whole = path.read_bytes()
+    assert (State.read(path, settings).sums == sums).all()
+    for n in range(8 * len(whole)):
+        data = bytearray(whole)
+        data[n // 8] ^= 1 << n % 8
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"part cannot be gone on from, it is no state of a survey \(.*\); delete"):
+            State.read(path, settings)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ValueError, match="its checksum is not that of what it holds; it has changed since it was writ"):
+        State.read(path, settings)
+
+
 # sums
 
 

@@ -6,6 +6,7 @@ on its texts alone, and batches are added in their order: the same corpus gives 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from headwise.models.atomic import whole_file
 
 Array = np.ndarray
 
-VERSION = "1"
+VERSION = "2"
 SURE = 1.959963984540054  # standard deviations of a normal distribution that hold 95 %
 
 
@@ -70,7 +71,8 @@ class State:
 
         said = {name: x for name, x in vars(self).items() if name != "sums"}
         sums = np.zeros((3, 0, 0)) if self.sums is None else self.sums
-        data = save({"sums": np.ascontiguousarray(sums)}, {"survey": VERSION, "said": json.dumps(said)})
+        text, sums = json.dumps(said), np.ascontiguousarray(sums)
+        data = save({"sums": sums}, {"survey": VERSION, "said": text, "checksum": _checksum(text, sums)})
         with whole_file(path) as file:
             file.write(data)
 
@@ -107,12 +109,20 @@ class State:
             raise ValueError(str(error)) from None
         if said.get("survey") != VERSION:
             raise ValueError(f"its version is {said.get('survey')}, this headwise writes {VERSION}")
+        if said.get("checksum") != _checksum(said["said"], sums):
+            raise ValueError("its checksum is not that of what it holds; it has changed since it was written")
         state = cls(**json.loads(said["said"]))
         figures = len(state.settings["figures"])
         if state.done and (sums.shape != (3, figures, len(state.heads)) or sums.dtype != np.float64):
             raise ValueError(f"it holds sums of shape {sums.shape} for {len(state.heads)} heads")
         state.sums = sums if state.done else None
         return state
+
+
+def _checksum(said: str, sums: Array) -> str:
+    return hashlib.sha256(
+        f"{said} {sums.dtype} {sums.shape}".encode("utf-8", "surrogatepass") + sums.tobytes()
+    ).hexdigest()
 
 
 def plain(x: float) -> float | None:
