@@ -157,6 +157,19 @@ def test_refuses_a_loss_it_cannot_use(loss: Any, error: type[Exception], words: 
     assert state(model) == before
 
 
+def test_refuses_a_gradient_that_is_not_finite() -> None:
+    model, inputs = zoo.bert()
+
+    def loss(output: Any, _: Any) -> torch.Tensor:  # [0, something], the root of 0 without a slope
+        x = output.last_hidden_state
+        return torch.stack([(x[0] * 0).sum().sqrt(), x[1].sum()])
+
+    assert bool(torch.isfinite(loss(model(**inputs), None)).all())
+    words = r"importance: the loss's gradient must be finite at every head; batch 0 gave nan at head \d of layer \d of "
+    with pytest.raises(ValueError, match=words + "self for example 0; change the loss there"):
+        hw.importance(model, inputs, loss)
+
+
 BAD_BATCHES: list[tuple[Any, type[Exception], str]] = [
     ([], ValueError, "importance: batches must hold at least one batch; got none"),
     (7, TypeError, "importance: batches must be an iterable of batches, .*; got int"),

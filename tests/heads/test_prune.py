@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ TABLE = rows((0, 0, 0.5), (0, 1, 0.1), (0, 2, 0.2), (1, 0, 0.05), (1, 1, 0.7), (
         (0.3, {"self": [(1, 0), (0, 1)]}),  # 2.1 of 7
         (3 / 7, {"self": [(1, 0), (0, 1), (1, 3)]}),
         (1, {"self": [(1, 0)]}),  # one head
+        (np.int64(1), {"self": [(1, 0)]}),
         (1.0, {"self": [(1, 0), (0, 1), (1, 3), (0, 2), (1, 2), (0, 0), (1, 1)]}),  # all of them
     ],
 )
@@ -58,6 +60,17 @@ def test_parts_and_other_columns() -> None:
         (TABLE, 1.5, {}, ValueError, "budget must be 0 to 7 heads"),
         (TABLE, True, {}, TypeError, r"budget must be an int \(heads\) or a float \(their share\); got True"),
         (TABLE, "2", {}, TypeError, "budget must be an int"),
+        (TABLE, np.int64(8), {}, ValueError, "budget must be 0 to 7 heads, or a share from 0.0 to 1.0; got 8"),
+        (TABLE, math.nan, {}, ValueError, "budget must be 0 to 7 heads, or a share from 0.0 to 1.0; got nan"),
+        (TABLE, 2, {"keep": -1}, ValueError, "keep must be a whole number from 0, of units in each layer; got -1"),
+        (TABLE, 2, {"keep": 0.5}, ValueError, "keep must be a whole number from 0, .*; got 0.5"),
+        (
+            [*TABLE, *rows((2, 1, math.nan), part="cross")],
+            2,
+            {},
+            ValueError,
+            "importance must be a number for every head, .*; it is NaN for head 1 of layer 2 of cross; leave the row",
+        ),
         (TABLE, 2, {"unit": "layer"}, ValueError, "unit must be one of head, key_head; got 'layer'"),
         (TABLE, 2, {"by": "kind"}, ValueError, "columns part, layer, head and kind, .* kind is missing in"),
         (TABLE, 2, {"unit": "key_head"}, ValueError, "key_head, group_importance is missing in"),

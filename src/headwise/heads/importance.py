@@ -32,8 +32,8 @@ def importance(model: Any, batches: Any, loss: Loss | None = None) -> Table:
         example), normalised (importance over the layer's root of the sum of squares, as Michel et al. do),
         key_head, group_importance (the same for one gate on all heads that share the key head), examples.
     Raises:
-        ValueError: no batches, a loss of another shape, not finite, or that does not depend on the heads; the model's
-            attention cannot be reached. TypeError: model, batches or loss of a wrong type.
+        ValueError: no batches, a loss of another shape, not finite (or its gradient), or that does not depend on the
+            heads; the model's attention cannot be reached. TypeError: model, batches or loss of a wrong type.
 
     Source: Michel, Levy, Neubig (2019), Are Sixteen Heads Really Better than One?, section 4.1.
 
@@ -57,6 +57,7 @@ def importance(model: Any, batches: Any, loss: Loss | None = None) -> Table:
                 value = checked((loss or own_loss)(run(model, batch), batch), B, n, "importance")
                 total = value.sum() if value.ndim else value * B
                 for place, gradient, group in gates.gradients(total, B):
+                    _check(gradient, place, n)
                     sums.setdefault(place, _Sums(gradient.shape[1], group)).add(gradient)
     finally:
         gates.close()
@@ -127,6 +128,18 @@ class _Sums:
             }
             for h in range(len(mean))
         ]
+
+
+def _check(gradient: Array, place: tuple[str, int], n: int) -> None:
+    """A loss may be finite and its gradient not, as that of a square root at 0."""
+    bad = np.argwhere(~np.isfinite(gradient))
+    if len(bad):
+        b, h = bad[0].tolist()
+        raise ValueError(
+            f"importance: the loss's gradient must be finite at every head; batch {n} gave {gradient[b, h]} at head "
+            f"{h} of layer {place[1]} of {place[0]} for example {b}; change the loss there (a square root or a "
+            "logarithm at 0, a norm of zeros), or run the model in float32"
+        )
 
 
 def _per_example(out: torch.Tensor, grad: torch.Tensor | None, B: int, place: tuple[str, int]) -> Array:

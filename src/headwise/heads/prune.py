@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -115,7 +117,8 @@ def prune_plan(
         PrunePlan: `plan.ablate(model)` switches the heads off, `plan.effect(model, batches, loss)` measures what that
         does on held-out text beside random choices.
     Raises:
-        ValueError: the budget is out of range or cannot be met, or a column is missing. TypeError: a wrong type.
+        ValueError: the budget is out of range or cannot be met, keep is no count, a column is missing, or a figure is
+        NaN. TypeError: a wrong type.
 
     Source: Michel, Levy, Neubig (2019), section 4.2: heads pruned in the order of their importance.
 
@@ -125,6 +128,7 @@ def prune_plan(
     """
     if unit not in UNITS:
         raise ValueError(f"prune_plan: unit must be one of {', '.join(UNITS)}; got {unit!r}")
+    _check_keep(keep)
     by = by or ("importance" if unit == "head" else "group_importance")
     figures: dict[Unit, float] = {}
     for row in table:
@@ -134,7 +138,12 @@ def prune_plan(
                 f"prune_plan: table must have the columns part, layer, {unit} and {by}, as hw.importance gives them; "
                 f"{', '.join(missing)} is missing in {row}"
             )
-        figures[row["part"], row["layer"], row[unit]] = float(row[by])
+        figures[row["part"], row["layer"], row[unit]] = figure = float(row[by])
+        if math.isnan(figure):
+            raise ValueError(
+                f"prune_plan: {by} must be a number for every {unit}, or none of them is the least; it is NaN for "
+                f"{unit} {row[unit]} of layer {row['layer']} of {row['part']}; leave the row out, or measure it again"
+            )
     count = _count(budget, len(figures))
     left: dict[tuple[str, int], int] = {}
     for part, layer, _ in figures:
@@ -153,14 +162,19 @@ def prune_plan(
     return PrunePlan(rows, list(figures), unit)
 
 
+def _check_keep(keep: Any) -> None:
+    if not isinstance(keep, numbers.Integral) or isinstance(keep, bool) or int(keep) < 0:
+        raise ValueError(f"prune_plan: keep must be a whole number from 0, of units in each layer; got {keep!r}")
+
+
 def _count(budget: Any, n: int) -> int:
     """How many units the budget means."""
-    if isinstance(budget, bool) or not isinstance(budget, int | float):
+    whole = isinstance(budget, numbers.Integral)  # NumPy's too
+    if isinstance(budget, bool) or not (whole or isinstance(budget, float)):
         raise TypeError(f"prune_plan: budget must be an int (heads) or a float (their share); got {budget!r}")
-    top = n if isinstance(budget, int) else 1.0
-    if not 0 <= budget <= top:
+    if not 0 <= budget <= (n if whole else 1.0):
         raise ValueError(f"prune_plan: budget must be 0 to {n} heads, or a share from 0.0 to 1.0; got {budget}")
-    return budget if isinstance(budget, int) else int(budget * n + 1e-9)
+    return int(budget) if whole else int(budget * n + 1e-9)
 
 
 def _by_part(units: Iterable[Unit]) -> dict[str, list[tuple[int, int]]]:
