@@ -163,7 +163,7 @@ def prune_plan(
 
 
 def _check_keep(keep: Any) -> None:
-    if not isinstance(keep, numbers.Integral) or isinstance(keep, bool) or int(keep) < 0:
+    if isinstance(keep, bool) or not isinstance(keep, numbers.Integral) or int(keep) < 0:
         raise ValueError(f"prune_plan: keep must be a whole number from 0, of units in each layer; got {keep!r}")
 
 
