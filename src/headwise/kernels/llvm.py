@@ -550,7 +550,9 @@ def _optimized(text: str, isa: str) -> Any:
 def _jit() -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    return binding.create_lljit_compiler()
+    # JITLink lays an object's code and constants out in one stretch. The other linker asks for them one by one, and where
+    # memory is strewn they lie further apart than code can reach: it ends the process then.
+    return binding.create_lljit_compiler(use_jit_link=True)
 
 
 def load_object(code: bytes, names: Sequence[str]) -> tuple[Any, dict[str, int]]:
