@@ -31,7 +31,7 @@ def like(x: Any, index: Any) -> Any:
         if is_torch(x):
             return x if x.device == index.device else x.to(index.device)
         x = np.asarray(x)
-        x = x if x.flags.writeable else x.copy()  # torch warns about memory that it must not write
+        x = x if in_graph() or x.flags.writeable else x.copy()  # torch warns about memory that it must not write
         return sys.modules["torch"].as_tensor(x, device=index.device)
     if is_jax(index):
         return x if is_jax(x) else sys.modules["jax"].numpy.asarray(to_numpy(x))
@@ -58,4 +58,12 @@ def known(x: Any) -> np.ndarray | None:
             return None
     if is_jax(x) and isinstance(x, sys.modules["jax"].core.Tracer):
         return None
+    if isinstance(x, np.ndarray) and in_graph():
+        return None
     return to_numpy(x)
+
+
+def in_graph() -> bool:
+    """Whether torch.compile is tracing: NumPy arrays are nodes of its graph then, without values."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_dynamo_compiling())

@@ -7,13 +7,14 @@ A mask never holds an L x S array unless the user gave one: it answers for the i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from headwise.arrays import is_array, is_jax, is_torch, known, like
+from headwise.arrays import in_graph, is_array, is_jax, is_torch, known, like
 from headwise.positions import default_offset
 from headwise.shapes import Sizes, check_broadcast
 
@@ -430,7 +431,7 @@ def dense(array: Any) -> Mask:
     >>> hw.dense([[True, False]]).to_dense(1, 2).shape
     (1, 1, 1, 2)
     """
-    array = array if is_array(array) else _own("attention", "mask", array)
+    array = array if is_array(array) and not in_graph() else _own("attention", "mask", array)
     if str(array.dtype).removeprefix("torch.") != "bool":
         raise TypeError(
             f"attention: mask must be a headwise mask or a boolean array (True = may attend); got {array.dtype}; "
@@ -463,6 +464,8 @@ def _integers(op: str, name: str, x: Any, required: bool = False) -> Any:
         if not -(2**62) <= x < 2**62:
             raise ValueError(f"{op}: {name} must lie between -2**62 and 2**62; got {x}")
         return int(x)
+    if in_graph() and isinstance(x, list | tuple | np.ndarray):
+        x = _tensor(x)
     if is_torch(x) or type(x).__name__ == "SymInt":
         if type(x).__name__ == "SymInt":
             return x
@@ -494,10 +497,18 @@ def _own(op: str, name: str, x: Any) -> Any:
         return x.clone()
     if is_jax(x):
         return x
+    if in_graph():
+        return _tensor(x)
     try:
         return np.array(x)
     except ValueError as error:
         raise ValueError(f"{op}: {name} must have rows of equal length; {error}") from None
+
+
+def _tensor(x: Any) -> Any:
+    """A list or NumPy array as what torch.compile can trace."""
+    torch = sys.modules["torch"]
+    return torch.as_tensor(x).clone() if isinstance(x, np.ndarray) else torch.tensor(x)
 
 
 def _booleans(op: str, name: str, array: Any) -> Any:

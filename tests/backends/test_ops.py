@@ -1,5 +1,6 @@
 """The torch operator: torch's own checks of it, compiled and exported graphs, vmap."""
 
+import numpy as np
 import pytest
 
 import headwise as hw
@@ -101,6 +102,36 @@ def test_masks_are_put_together_in_a_compiled_graph():
         return hw.attention(q, k, v, mask=hw.causal().invert() | hw.window(2, 0))
 
     assert torch.equal(torch.compile(run, fullgraph=True, backend="eager")(q), run(q))
+
+
+ARRAYS = {
+    "lengths": lambda to: hw.key_lengths(to([3, 9])),
+    "prefix": lambda to: hw.causal() & hw.prefix(to((3, 4))),
+    "offsets": lambda to: hw.window(2, 1, to([1, 5])).invert(),
+    "keys": lambda to: hw.keys(to([[1] * 5 + [0] * 12, [1] * 17])),
+    "documents": lambda to: hw.documents(to([0] * 5 + [1] * 8), to([0] * 6 + [1] * 11)),
+    "dense": lambda to: hw.dense(to([[True, False] * 8 + [True]] * 13)),
+    "a function": lambda to: hw.mask_mod(lambda b, h, i, j: i >= j) & hw.key_lengths(to([3, 9])),
+}
+
+
+@pytest.mark.parametrize("to", [lambda x: x, np.array], ids=["lists", "arrays"])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_compiled_graph_takes_masks_of_lists_and_arrays(name, to):
+    q, k, v = tensors()
+    make = ARRAYS[name]
+    mask = make(to)
+
+    def inside(q, k, v):
+        return hw.attention(q, k, v, mask=make(to))
+
+    def outside(q, k, v):
+        return hw.attention(q, k, v, mask=mask)
+
+    for run in (inside, outside):
+        torch._dynamo.reset()
+        found = torch.compile(run, fullgraph=True, backend="aot_eager")(q, k, v)
+        torch.testing.assert_close(found, run(q, k, v), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("transform", ["vmap", "grad"])
