@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headwise.heads.conllu import Sentence, from_spacy, read_conllu
+from headwise.heads.survey_corpus import Corpus
 
 
 def line(number: str, form: str, head: str = "_", relation: str = "_", misc: str = "_") -> str:
@@ -36,6 +37,17 @@ def test_words_spaces_heads_and_relations(tmp_path: Path) -> None:
         Sentence("Ana läuft.", [(0, 3), (4, 9), (9, 10)], [1, -1, 1], ["nsubj", "root", "punct"]),
         Sentence("Ja", [(0, 2)], [-1], ["root"]),
     ]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    """As some editors on Windows put one there."""
+    lines = [line("1", "Ana", "2", "nsubj"), line("2", "ran", "0", "root"), "", line("1", "\ufeffJa", "0", "root")]
+    plain, marked = written(tmp_path / "a.conllu", *lines), tmp_path / "b.conllu"
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    assert list(read_conllu(marked)) == list(read_conllu(plain))
+    assert [sentence.words for sentence in read_conllu(marked)] == [["Ana", "ran"], ["\ufeffJa"]]
+    marked.write_bytes(b"\xef\xbb\xbf# text = Stated\n" + plain.read_bytes())
+    assert [text for text, _ in Corpus(marked).texts()] == ["Stated", "\ufeffJa"]
 
 
 def test_words_inside_one_surface_form(tmp_path: Path) -> None:

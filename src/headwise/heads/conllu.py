@@ -74,7 +74,8 @@ def read_conllu(path: str | os.PathLike[str]) -> Iterator[Sentence]:
 
 
 def blocks(lines: Iterable[tuple[int, str]]) -> Iterator[Block]:
-    """The sentences that lines (number, text) make, each as soon as its last line was taken.
+    """The sentences that lines (number, text) make, each as soon as its last line was taken; a byte order mark before
+    the first is left out.
 
     Raises Malformed at a line without ten fields, or whose ID is no number, range or empty node.
 
@@ -85,6 +86,7 @@ def blocks(lines: Iterable[tuple[int, str]]) -> Iterator[Block]:
     stated: str | None = None
     words: list[tuple[int, list[str]]] = []
     for n, line in lines:
+        line = line.removeprefix("\ufeff") if n == 1 else line
         if not line.strip():
             if words or stated is not None:
                 yield _block(stated, words)
