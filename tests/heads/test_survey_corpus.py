@@ -75,6 +75,12 @@ def test_batches_depend_on_the_texts_before_them(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "one"}\n{"text":\n', "line 2 of .*a.jsonl is no JSON: Expecting value"),
         ("a.jsonl", b'["one"]\n', 'line 1 of .* must be an object with a "text" that is a string; got \\["one"\\]'),
         ("a.ndjson", b'{"text": 3}\n', 'must be an object with a "text" that is a string; got {"text": 3}'),
+        (
+            "a.jsonl",
+            b'{"text": "\\ud83d\\ude00"}\n{"text": "one \\ud800 two"}\n',
+            r"line 2 of .*a.jsonl must hold whole characters; got half of a surrogate pair, '\\ud800'",
+        ),
+        ("a.txt", b"one\n\xed\xa0\x80 two\n", "line 2 of .*a.txt is not UTF-8; convert the file first"),
         ("a.conllu", b"1\tone\n", "line 1 of .* must have the ten columns of CoNLL-U; got 1\tone"),
         ("a.conllu", b"x" + b"\t_" * 9, "must have the ten columns of CoNLL-U"),
         ("a.conllu", b"# one\n1-x" + b"\t_" * 9, "line 2 of .* must have the ten columns of CoNLL-U; got 1-x"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from headwise.heads.conllu import Malformed, blocks
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".conllu": "conllu", ".conll": "conllu"}  # else plain text
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can say them one by one, UTF-8 cannot
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Corpus:
             some = list(itertools.islice(texts, n))
             if not some:
                 return
-            data = "\0".join([digest, *(text for text, _ in some)]).encode("utf-8", "surrogatepass")
+            data = "\0".join([digest, *(text for text, _ in some)]).encode()
             digest = hashlib.sha256(data).hexdigest()
             yield Batch(number, [text for text, _ in some], some[-1][1], digest)
 
@@ -93,6 +95,9 @@ class Corpus:
                 raise self._wrong(number, f"is no JSON: {error}") from None
             if not isinstance(said, dict) or not isinstance(said.get("text"), str):
                 raise self._wrong(number, f'must be an object with a "text" that is a string; got {line:.60}')
+            half = _SURROGATE.search(said["text"])
+            if half:
+                raise self._wrong(number, f"must hold whole characters; got half of a surrogate pair, {half[0]!r}")
             yield said["text"], at
 
     def _conllu(self, lines: Iterator[tuple[int, str, int]]) -> Iterator[tuple[str, int]]:
