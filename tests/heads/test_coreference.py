@@ -64,6 +64,19 @@ def test_baselines() -> None:
     assert coreference(marked.encoder(), marked.tokenizer(), nearer)[0]["nearest"] == 1
 
 
+def test_leaves_out_what_is_too_long_for_the_model_and_says_so() -> None:
+    model, tokenizer = marked.encoder(), marked.tokenizer()
+    long = Referring("word " * 509 + "she and he", [("she", "he")])  # 514 tokens
+    rows = coreference(model, tokenizer, TEXTS)
+    some = coreference(model, tokenizer, [long, *TEXTS], batch_size=2)
+    assert {row["left_out"] for row in rows} == {0}
+    assert {row["left_out"] for row in some} == {1}
+    for name in ("n", "accuracy", "weight", "nearest", "offset_accuracy", "others"):
+        assert [row[name] for row in some] == pytest.approx([row[name] for row in rows], rel=1e-5)
+    with pytest.raises(ValueError, match="coreference: the model takes texts of up to 512 tokens; 1 have more"):
+        coreference(model, tokenizer, [long])
+
+
 def test_minilm_links_she_to_the_scientist() -> None:
     """A known answer: head 5.10 gives the scientist .34 of the weight of "she", and the engineer .26."""
     model, tokenizer = load_encoder_or_decoder("minilm")

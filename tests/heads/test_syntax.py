@@ -95,6 +95,30 @@ def test_reads_a_file_and_the_encoder_of_an_encoder_decoder(tmp_path: Path) -> N
     assert {row["accuracy"] for row in rows} == {1.0}  # there is one other word
 
 
+def chain(n: int) -> Sentence:
+    """n words of one token, each of which depends on the one before."""
+    return Sentence(
+        " ".join(["a"] * n), [(2 * w, 2 * w + 1) for w in range(n)], list(range(-1, n - 1)), ["root", *["x"] * (n - 1)]
+    )
+
+
+def test_leaves_out_what_is_too_long_for_the_model_and_says_so(sentences: list[Sentence]) -> None:
+    model, tokenizer = marked.encoder(), marked.tokenizer()
+    assert tokenizer.model_max_length == 512
+    fitting = [sentences[0], chain(510), *sentences[1:]]  # 512 tokens with [CLS] and [SEP]
+    rows = syntax(model, tokenizer, fitting, batch_size=2)
+    assert {row["left_out"] for row in rows} == {0}
+    some = syntax(model, tokenizer, [chain(511), *fitting, chain(601)], batch_size=2)
+    assert {row["left_out"] for row in some} == {2}
+    for name in ("n", "accuracy", "offset_accuracy", "chance"):
+        assert [row[name] for row in some] == pytest.approx([row[name] for row in rows])
+    words = (
+        "syntax: the model takes texts of up to 512 tokens; 1 have more and were left out, and no other has two words"
+    )
+    with pytest.raises(ValueError, match=words):
+        syntax(model, tokenizer, [chain(511)])
+
+
 def test_a_token_belongs_to_the_word_it_shares_most_with() -> None:
     """MiniLM's tokenizer cuts don't into don, ', t."""
     text = mark(marked.tokenizer(), "I don't", [(0, 1), (2, 4), (4, 7)], [Edge(0, 1, "x")], "test")

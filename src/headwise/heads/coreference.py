@@ -38,7 +38,8 @@ def coreference(model: Any, tokenizer: Any, texts: Iterable[Referring], *, batch
         from), error (standard error, links taken as independent), weight (mean weight on it), n (links counted: a mask
         may hide some); nearest: how often the nearest earlier one of them would have been right; offset and
         offset_accuracy: the best fixed offset in words; chance: one over how many there are to choose from; others:
-        mean accuracy of the layer's other heads.
+        mean accuracy of the layer's other heads; left_out: how many texts were left out, for they have more tokens than
+        the model takes.
     Raises:
         ValueError: a word is not in its text, or is there more than once; no links. TypeError: a link is no pair.
 
@@ -56,7 +57,7 @@ def coreference(model: Any, tokenizer: Any, texts: Iterable[Referring], *, batch
     marked = [_marked(tokenizer, text) for text in texts]
     if not any(text.edges for text in marked):
         raise ValueError("coreference: texts must hold at least one link; got none")
-    found, edges = read_edges(model, tokenizer, marked, False, batch_size, "coreference")
+    found, edges, left_out = read_edges(model, tokenizer, marked, False, batch_size, "coreference")
     offsets = np.array([edge.target - edge.source for edge in edges])
     table = Table()
     for (part, layer, _), layer_found in found.items():
@@ -84,6 +85,7 @@ def coreference(model: Any, tokenizer: Any, texts: Iterable[Referring], *, batch
                     "offset_accuracy": count / n,
                     "chance": float(chance[counted].mean()),
                     "others": float((accuracy.sum() - p) / (H - 1)) if H > 1 else None,
+                    "left_out": left_out,
                 }
             )
     return table
@@ -96,7 +98,7 @@ def _nearest(edge: Edge) -> int:
 
 
 def _marked(tokenizer: Any, text: Referring) -> Marked:
-    ids = list(tokenizer(text.text)["input_ids"])
+    ids = list(tokenizer(text.text, verbose=False)["input_ids"])
     words = words_of(tokenizer, ids)
     spans = [[] if special else span for span, special in zip(words.spans, words.special, strict=True)]
     edges = []

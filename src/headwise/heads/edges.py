@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from headwise.arrays import to_numpy
+from headwise.heads.limit import limit_of
 from headwise.models.running import evaluating
 from headwise.models.watch import Part, watch
 
@@ -73,7 +74,7 @@ def mark(tokenizer: Any, text: str, spans: list[tuple[int, int]], edges: list[Ed
             f"{op}: tokenizer must be a fast one, which knows where in the text its tokens are; "
             f"got {type(tokenizer).__name__}; load it with AutoTokenizer.from_pretrained(..., use_fast=True)"
         )
-    made = tokenizer(text, return_offsets_mapping=True)
+    made = tokenizer(text, return_offsets_mapping=True, verbose=False)
     words: list[list[int]] = [[] for _ in spans]
     at = 0
     for n, (begin, end) in enumerate(made["offset_mapping"]):
@@ -93,11 +94,12 @@ def mark(tokenizer: Any, text: str, spans: list[tuple[int, int]], edges: list[Ed
 
 def read_edges(
     model: Any, tokenizer: Any, texts: Iterable[Marked], both: bool, batch_size: Any, op: str
-) -> tuple[dict[Place, Found], list[Edge]]:
+) -> tuple[dict[Place, Found], list[Edge], int]:
     """Runs the model over the texts and looks every edge up in every head.
 
     both: also from the target's side: which word gives the source its largest weight. Returns what was found for each
-    part, layer and direction, and the edges in the order of its arrays.
+    part, layer and direction, the edges in the order of its arrays, and how many texts have more tokens than the model
+    takes and were left out.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"{op}: batch_size must be a whole number from 1; got {batch_size!r}")
@@ -105,7 +107,17 @@ def read_edges(
     edges: list[Edge] = []
     both_sided = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     stack = model.get_encoder() if both_sided else model
-    for batch in _batches(texts, batch_size):
+    limit, left_out = limit_of(model, tokenizer), 0
+
+    def short() -> Iterator[Marked]:
+        nonlocal left_out
+        for text in texts:
+            if limit is None or len(text.ids) <= limit:
+                yield text
+            else:
+                left_out += 1
+
+    for batch in _batches(short(), batch_size):
         edges += [edge for text in batch for edge in text.edges]
         with evaluating(stack), torch.no_grad(), watch(stack) as heads:
             stack(**_padded(batch, tokenizer, stack))
@@ -114,7 +126,12 @@ def read_edges(
             for b, text in enumerate(batch):
                 if text.edges:
                     _look(found, "encoder" if both_sided else part.name, part, layer, b, text, both)
-    return found, edges
+    if left_out and not edges:
+        raise ValueError(
+            f"{op}: the model takes texts of up to {limit} tokens; {left_out} have more and were left out, and no "
+            "other has two words to look up; cut them"
+        )
+    return found, edges, left_out
 
 
 def _look(found: dict[Place, Found], name: str, part: Part, layer: int, b: int, text: Marked, both: bool) -> None:

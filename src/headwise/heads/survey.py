@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from headwise import __version__
+from headwise.heads.limit import limit_of
 from headwise.heads.survey_corpus import Batch, Corpus
 from headwise.heads.survey_figures import FIGURES, Texts, figures
 from headwise.heads.survey_group import Group, group
@@ -28,7 +29,6 @@ Array = np.ndarray
 
 TOKENS = 8192  # of a forward, padding included
 SLACK = 1.25  # the longest text of a forward over its shortest
-LONGEST = 1 << 20  # tokenizers say a number beyond it where they know no limit
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def survey(
     out = Path(output)
     texts = Corpus(Path(corpus))
     check_output(out, texts.path)
-    reader = Reader(model, tokenizer, names, _limit(model, tokenizer, max_tokens))
+    reader = Reader(model, tokenizer, names, limit_of(model, tokenizer, max_tokens))
     settings = {
         "version of headwise": __version__,
         "model": reader.fingerprint(),
@@ -278,11 +278,3 @@ def _alike(lengths: list[int]) -> Iterator[list[int]]:
             some = []
         some.append(n)
     yield some
-
-
-def _limit(model: Any, tokenizer: Any, asked: int | None) -> int | None:
-    """How many tokens of a text are read."""
-    config = model.config.get_text_config() if hasattr(getattr(model, "config", None), "get_text_config") else None
-    known = [asked, getattr(tokenizer, "model_max_length", None), getattr(config, "max_position_embeddings", None)]
-    limits = [int(n) for n in known if n is not None and 0 < n < LONGEST]
-    return min(limits, default=None)

@@ -36,7 +36,8 @@ def syntax(
         Table, a row for each part, layer, head, relation ("all": all together) and direction: accuracy, error (its
         standard error, pairs taken as independent), n (pairs counted); offset and offset_accuracy: the fixed offset in
         words that is right most often, on the same pairs, and how often it is; chance: one over the number of words to
-        choose from, averaged; others: mean accuracy of the layer's other heads.
+        choose from, averaged; others: mean accuracy of the layer's other heads; left_out: how many sentences were left
+        out, for they have more tokens than the model takes.
     Raises:
         ValueError: the file is no CoNLL-U, or there is no dependency in it. TypeError: a slow tokenizer.
 
@@ -52,7 +53,7 @@ def syntax(
     """
     given = read_conllu(sentences) if isinstance(sentences, str | os.PathLike) else sentences
     texts = (_marked(tokenizer, sentence) for sentence in given)
-    found, edges = read_edges(model, tokenizer, texts, True, batch_size, "syntax")
+    found, edges, left_out = read_edges(model, tokenizer, texts, True, batch_size, "syntax")
     if not edges:
         raise ValueError("syntax: sentences must hold at least one dependency between two words; got none")
     labels = np.array([edge.label for edge in edges])
@@ -84,6 +85,7 @@ def syntax(
                         "offset_accuracy": count / n,
                         "chance": float(chance[these].mean()),
                         "others": float((accuracy.sum() - p) / (H - 1)) if H > 1 else None,
+                        "left_out": left_out,
                     }
                 )
     return table
