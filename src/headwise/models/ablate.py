@@ -111,7 +111,7 @@ class Ablation(Session):
         for key, projection in projections_of(self.model, self.places.values(), self.part).items():
 
             def put(module: Any, args: tuple[Any, ...], key: int = key, projection: Any = projection) -> Any:
-                now = self._now.get(key)
+                now = self._now.pop(key, None)
                 if now is None or self._values is None:
                     return None
                 x = self._values.put(now, now.split(args[0], projection))

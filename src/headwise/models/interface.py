@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from headwise.functional import attention
 from headwise.models.carrier import Plan, mask_function
 from headwise.models.places import Place, find_places
 from headwise.models.reading import read_mask
+from headwise.models.recompute import Forwards, in_backward
 from headwise.weights import Weights
 
 NAME = "headwise"  # holds none of the words (flash, sdpa, flex, paged) that transformers treats specially
@@ -33,7 +34,8 @@ _UNREADABLE = ("indices", "block_indices", "sinks")
 class Run:
     """What one forward of a model (or of a model inside it) was given."""
 
-    count: int = 0
+    count: int = 0  # which forward it is, of `made` so far
+    made: int = 0
     depth: int = 0
     ids: torch.Tensor | None = None
     real: torch.Tensor | None = None  # [B, K], the padding mask as given
@@ -71,6 +73,8 @@ class Session:
         self.op, self.model = op, model
         self.places = {id(place.module): place for place in usable_places(model, op)}
         self.runs: dict[str, Run] = {}
+        self._forwards: dict[str, Forwards[int]] = {}
+        self._calls: dict[int, Forwards[tuple[int, Run]]] = {}  # of each attention module
         self._hooks: list[Any] = []
         self._configs: list[PreTrainedConfig] = []
 
@@ -80,7 +84,7 @@ class Session:
             for path, module in self.model.named_modules():
                 if isinstance(module, PreTrainedModel):
                     run = self.runs.setdefault(path, Run())
-                    self._hooks.append(module.register_forward_pre_hook(_before(run), with_kwargs=True))
+                    self._hooks.append(module.register_forward_pre_hook(self._before(path, run), with_kwargs=True))
                     self._hooks.append(module.register_forward_hook(_after(run), always_call=True))
             with _lock:
                 for config in _configs_of(self.places.values(), self.model):
@@ -106,12 +110,17 @@ class Session:
         while self._hooks:
             self._hooks.pop().remove()
 
-    def locate(self, module: torch.nn.Module) -> tuple[Place, int, Run]:
-        """The place, layer and forward of a call. A module called again in one forward is a further layer (ALBERT)."""
+    def locate(self, module: torch.nn.Module) -> tuple[Place, int, Run] | None:
+        """The place, layer and forward of a call. A module called again in one forward is a further layer (ALBERT).
+
+        None for a call that gradient checkpointing makes again of a forward before the session.
+        """
         place = self.places[id(module)]
         run = self.runs.get(place.owner) or self.runs.setdefault(place.owner, Run())
-        if _in_backward() and place.part not in run.shared:
-            return place, place.layer, run
+        calls = self._calls.setdefault(id(module), Forwards()) if self.acts else None
+        if calls is not None and in_backward() and run.depth == 0:
+            found = calls.find(self.op, once=True)
+            return None if found is None else (place, *found)
         ordinal, position = run.calls.get(id(module), 0), run.order.get(place.part, 0)
         run.calls[id(module)], run.order[place.part] = ordinal + 1, position + 1
         if run.depth == 0:  # an attention layer called by itself, outside a model's forward
@@ -119,7 +128,34 @@ class Session:
             run.order.clear()
         if ordinal:
             run.shared.add(place.part)
-        return place, position if place.part in run.shared else place.layer, run
+        layer = position if place.part in run.shared else place.layer
+        if calls is not None:
+            calls.note((layer, replace(run, ids=None)))
+        return place, layer, run
+
+    def _before(self, path: str, run: Run) -> Any:
+        forwards = self._forwards.setdefault(path, Forwards())
+
+        def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            run.depth += 1
+            if run.depth > 1:
+                return
+            again = forwards.find(self.op) if self.acts else None
+            if again is None:
+                run.made += 1
+            run.count = run.made if again is None else again
+            if self.acts and again is None:
+                forwards.note(run.count)
+            run.calls, run.order, run.shared = {}, {}, set()
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            whole_numbers = isinstance(ids, torch.Tensor) and ids.ndim == 2 and not ids.is_floating_point()
+            run.ids = ids.detach().clone() if whole_numbers and ids is not None else None
+            real = kwargs.get("attention_mask")
+            run.real = real.to(torch.bool).clone() if type(real) is torch.Tensor and real.ndim == 2 else None
+            run.attentions = bool(kwargs.get("output_attentions"))
+            run.past, run.in_place = _cache_state([*args, *kwargs.values()])
+
+        return hook
 
     def wants_weights(self) -> bool:
         """Whether `seen` looks at the weights."""
@@ -201,24 +237,6 @@ def _reachable(model: PreTrainedModel, places: Any) -> bool:
     return any(id(place.module) in inside for place in places) or model._can_set_attn_implementation()
 
 
-def _before(run: Run) -> Any:
-    def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        run.depth += 1
-        if run.depth > 1:
-            return
-        run.count += 1
-        run.calls, run.order, run.shared = {}, {}, set()
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        whole_numbers = isinstance(ids, torch.Tensor) and ids.ndim == 2 and not ids.is_floating_point()
-        run.ids = ids.detach().clone() if whole_numbers and ids is not None else None
-        real = kwargs.get("attention_mask")
-        run.real = real.to(torch.bool).clone() if type(real) is torch.Tensor and real.ndim == 2 else None
-        run.attentions = bool(kwargs.get("output_attentions"))
-        run.past, run.in_place = _cache_state([*args, *kwargs.values()])
-
-    return hook
-
-
 def _after(run: Run) -> Any:
     def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
         run.depth = max(0, run.depth - 1)
@@ -282,10 +300,17 @@ def attention_function(
     sessions = [s for s in list(_open) if id(module) in s.places]
     attentions = kwargs.get("output_attentions") or _configured(module)
     silent: set[int] = set()
-    again = _in_backward()  # gradient checkpointing calls the layers once more
-    for session in sessions:
-        if session.acts or not again:
-            place, layer, run = session.locate(module)
+    again = in_backward()  # gradient checkpointing calls the layers once more
+    acting = [session for session in sessions if session.acts or not again]
+    located = [(session, session.locate(module)) for session in acting]
+    if acting and all(found is None for _, found in located):
+        raise RuntimeError(
+            f"{acting[0].op}: a backward under gradient checkpointing must be in the block its forward was in, for it "
+            "runs the layers again as they are now; move both into the block, or both out of it"
+        )
+    for session, found in located:
+        if found is not None:
+            place, layer, run = found
             attentions = attentions or any(r.attentions and r.depth for r in session.runs.values())
             silent.update(
                 session.seen(Seen(place, layer, run, weights, read.plan, read.real, S > read.S or run.in_place))
@@ -325,7 +350,3 @@ def _refuse_unreadable(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
                 f"watch: {type(module).__name__} passes `{name}` to its attention, which chooses keys or sinks a query "
                 "at a time; headwise does not read such layers"
             )
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1

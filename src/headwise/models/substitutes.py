@@ -16,6 +16,7 @@ import torch
 from headwise.models.calls import new_call
 from headwise.models.interface import Seen, Session
 from headwise.models.projections import OutputProjection, output_projection
+from headwise.models.recompute import LIMIT
 from headwise.models.running import batches_of, evaluating, run
 
 Tensor = torch.Tensor
@@ -108,7 +109,7 @@ class Substitutes:
 
     def __init__(self, model: Any, part: str, chosen: Chosen, texts: Any, mode: str, seed: int) -> None:
         self.seed = seed
-        self.drawn: tuple[int, Any] = (-1, None)  # for which forward, and a number for each batch entry
+        self.drawn: dict[int, np.ndarray] = {}  # for each of the last forwards a number for each batch entry
         collector = Collector(model, part, chosen, whole=mode == "resample")
         collector.gather(texts)
         self.means = {layer: total / n for layer, (total, n) in collector.sums.items() if n}
@@ -130,11 +131,16 @@ class Substitutes:
         """[B, L, n, Dv]: the same places of another text, one text for a batch entry in all layers of a forward."""
         texts = self.texts[now.layer]
         B, L = now.shape[:2]
-        if now.run != self.drawn[0] and (now.start == 0 or len(self.drawn[1]) != B):
-            self.drawn = now.run, np.random.default_rng((self.seed, now.run)).integers(1 << 32, size=B)
-        rows = []
+        if now.run not in self.drawn:
+            last = next(reversed(self.drawn.values()), None)
+            goes_on = now.start > 0 and last is not None and len(last) == B
+            new = np.random.default_rng((self.seed, now.run)).integers(1 << 32, size=B)
+            self.drawn[now.run] = last if last is not None and goes_on else new
+            if len(self.drawn) > LIMIT:
+                del self.drawn[next(iter(self.drawn))]
+        drawn, rows = self.drawn[now.run], []
         for b in range(B):
-            text = texts[int(self.drawn[1][b]) % len(texts)]
+            text = texts[int(drawn[b]) % len(texts)]
             first = 0 if now.first is None else int(now.first[b])
             i = torch.arange(now.start - first, now.start - first + L, device=text.device)
             rows.append(text[i % len(text)])
