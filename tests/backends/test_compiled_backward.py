@@ -163,3 +163,82 @@ def test_in_a_compiled_graph(kernels_only):
 )
 def test_what_only_adds(tree, only):
     assert compiled_backward.adds(tree) is only
+
+
+def leaves(dtype=torch.float64):
+    torch.manual_seed(3)
+    return [torch.randn(1, 2, 5, 3, dtype=torch.float64).to(dtype).requires_grad_() for _ in range(3)]
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_a_row_that_sees_nothing_takes_no_gradient_whatever_it_is_given(by_torch, monkeypatch):
+    if by_torch:
+        monkeypatch.setattr(compiled_backward, "gradients", lambda *_: None)
+    q, k, v = leaves()
+    mask = hw.causal(-1)  # row 0 sees nothing
+    out, lse = hw.attention(q, k, v, mask=mask, return_lse=True)
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    found = []
+    for bad in (0.0, torch.nan, torch.inf):
+        dout[:, :, 0], dlse[:, :, 0] = bad, bad
+        found.append(torch.autograd.grad([out, lse], [q, k, v], [dout, dlse], retain_graph=True))
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
+    assert all(torch.isfinite(x).all() for x in found[0])
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_hidden_value_near_the_largest_number_does_not_leak(dtype, by_torch, monkeypatch):
+    if by_torch:
+        monkeypatch.setattr(compiled_backward, "gradients", lambda *_: None)
+    q, k, v = leaves(dtype)
+    found = []
+    for hidden in (0.0, torch.finfo(dtype).max):
+        with torch.no_grad():
+            v[:, :, 2] = hidden
+        out = hw.attention(q, k, v, mask=hw.keys(torch.tensor([[True, True, False, True, True]])))
+        found.append(torch.autograd.grad(out, [q, k, v], torch.full_like(out, 100.0)))
+    assert all(torch.isfinite(x).all() for x in found[1])
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_a_gradient_that_is_no_number_stays_in_its_row_and_what_it_sees():
+    q, k, v = leaves()
+    out = hw.attention(q, k, v, mask=hw.causal())
+    dout = torch.zeros_like(out)
+    dout[:, :, 1] = torch.nan  # sees keys 0 and 1
+    dq, dk, _ = torch.autograd.grad(out, [q, k, v], dout)
+    assert torch.isnan(dq[:, :, 1]).all() and not torch.isnan(dq[:, :, [0, 2, 3, 4]]).any()
+    assert torch.isnan(dk[:, :, :2]).all() and not torch.isnan(dk[:, :, 2:]).any()
+
+
+@pytest.mark.parametrize(
+    ("heads", "parts", "chunks"), [((1, 5), 5, 7), ((2, 4), 2, 7), ((7, 7), 1, 5), ((64, 64), 1, 1)]
+)
+def test_few_heads_are_cut_into_tasks_and_the_copies_stay_few(heads, parts, chunks):
+    from headwise.kernels.backward_plan import BackwardPass
+    from headwise.kernels.plan import PLAIN, Problem
+
+    Hkv, H = heads
+    sizes = Sizes(1, H, Hkv, 11, 4096, 3, 3)
+    lse = np.zeros((1, H, 11), np.float32)
+    one = BackwardPass(Problem(sizes, "f32", 1, (0,) * 4, (0,) * 4, (0,) * 4, 1.0), PLAIN, (0, 0, 0), lse, lse)
+    assert (one.dk.shape[2], one.dq.shape[0]) == (parts, chunks)
+    assert one.tasks == Hkv * parts * chunks
+
+
+@pytest.mark.parametrize("grouped", [(6, 3), (6, 1), (12, 2)])
+def test_heads_of_a_group_apart(grouped, kernels_only):
+    heads, key_heads = grouped
+    sizes = Sizes(1, heads, key_heads, 13, 17, 5, 7)
+    torch.manual_seed(0)
+    shapes = ((1, heads, 13, 5), (1, key_heads, 17, 5), (1, key_heads, 17, 7))
+    given = [torch.randn(x, dtype=torch.float64).requires_grad_() for x in shapes]
+    o = Options(0.6, hw.causal())
+    found, right = (
+        torch.autograd.grad(f(*given, o, sizes)[0].square().sum(), given)
+        for f in (gradients.attention, plain.attention)
+    )
+    for x, y in zip(found, right, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-12)

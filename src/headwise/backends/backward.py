@@ -63,6 +63,8 @@ class _Problem:
         dlse: Tensor,
     ) -> None:
         self.options, self.sizes, self.given, self.found = options, sizes, given, found
+        dead = lse == -torch.inf  # such a row is 0 whatever it is given
+        dout, dlse = dout.masked_fill(dead[..., None], 0), dlse.masked_fill(dead, 0)
         self.dout, self.dlse = dout, dlse
         o = options(given)
         # A NaN that is masked goes into the scores, where it is selected away, and into no product with their gradient.
@@ -110,9 +112,9 @@ class _Problem:
             kept = keep(o.seed, o.dropout_p, *at, self.sizes).to(p.dtype)
             factor = kept / (1 - o.dropout_p) if o.dropout_p < 1 else kept * 0.0
             dropped, dp = p * factor, dp * factor
-        inner = (p * dp).sum(3) if self.inner is None else self.inner[b, h, i]  # [b, h, l]
+        inner = self.inner[b, h, i] if self.inner is not None else _dots(p, dp)  # [b, h, l]
         if self.inner is not None and not self.finite:  # out is NaN where a NaN is attended to
-            inner = torch.where(torch.isfinite(inner), inner, (p * dp).sum(3))
+            inner = torch.where(torch.isfinite(inner), inner, _dots(p, dp))
         self._to_gate(gate, inner, block)
         if gate is not None:
             factor = gate[h, None] if gate.ndim == 1 else gate[b, h, None]  # [h, 1] or [b, h, 1]
@@ -123,7 +125,8 @@ class _Problem:
             dsinks[h] += (sink_share * share).sum((0, 2))
         if dv is not None:
             dv[b, heads, j] += _summed(dropped, dout, v.shape[1])
-        ds = dp.add_(share[..., None]).mul_(p)
+        # Where nothing is seen neither a NaN of dout nor a dP beyond the largest number may matter.
+        ds = dp.add_(share[..., None]).mul_(p).masked_fill_(p == 0, 0)
         if leaves is not None:
             ds = self._back(s, leaves, ds)
             ds = ds if self.finite else torch.where(torch.isfinite(raw), ds, 0.0)
@@ -185,6 +188,11 @@ def _softmax(s: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None]:
         total = total + share
     safe = torch.where(total == 0, 1.0, total)
     return p / safe[..., None], None if share is None else share / safe
+
+
+def _dots(p: Tensor, dp: Tensor) -> Tensor:
+    """sum_j P dP, of what is seen."""
+    return (p * dp).masked_fill_(p == 0, 0).sum(3)
 
 
 def _summed(x: Tensor, y: Tensor, Hkv: int) -> Tensor:

@@ -48,7 +48,8 @@ def gradients(
     out, lse = results
     if not bool((torch.where(lse == -torch.inf, 0.0, lse).abs() < LARGE).all()):
         return None
-    dout, dlse = compiled.rows(dout.to(work)), dlse.to(work)
+    dead = lse == -torch.inf  # such a row is 0 whatever it is given
+    dout, dlse = compiled.rows(dout.to(work).masked_fill(dead[..., None], 0)), dlse.to(work).masked_fill(dead, 0)
     inner = (dout * out).sum(3)  # [B, H, L]
     found: list[Tensor | None] = [None] * len(given)
     if GATE in wanted and gate is not None:

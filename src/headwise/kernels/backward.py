@@ -35,7 +35,19 @@ class Backward(Program):
 
     def signature(self) -> list[tuple[str, str]]:
         pointers = ("q", "k", "v", "dout", "lse", "share", "dq", "dk", "dv")
-        integers = ["heads", "key_heads", "group", "queries", "keys", "blocks", "row", "chunks", "chunk", "dq_chunk"]
+        integers = [
+            "heads",
+            "key_heads",
+            "group",
+            "parts",
+            "queries",
+            "keys",
+            "blocks",
+            "row",
+            "chunks",
+            "chunk",
+            "dq_chunk",
+        ]
         integers += [f"{x}_{axis}" for x in ("q", "k", "v", "dout") for axis in "bhl"]
         integers += ["spans_b", "seed", "threshold"]
         return [
@@ -95,23 +107,25 @@ class _Program:
         self.adjuster = Adjuster(m, s.rules.operands, "i", m.args["queries"])
 
     def run(self) -> None:
-        """A task is a stretch of the keys of one head, and all queries that see some of them."""
+        """A task is a stretch of the keys of one head, and all queries, of a part of its query heads, that see some."""
         m, A = self.m, self.A
         for t in m.tasks():
-            pair, c = t // A["chunks"], t % A["chunks"]
+            unit, c = t // A["chunks"], t % A["chunks"]
+            pair, part = unit // A["parts"], unit % A["parts"]
             b, kh = pair // A["key_heads"], pair % A["key_heads"]
+            each = A["group"] // A["parts"]
             k, v = (A[x] + (b * A[f"{x}_b"] + kh * A[f"{x}_h"]) for x in "kv")
             start = c * A["chunk"]
             stop = m.min(A["keys"], start + A["chunk"])
-            dk = A["dk"] + pair * A["keys"] * self.layout.k_width
-            dv = A["dv"] + pair * A["keys"] * self.layout.v_width
+            dk = A["dk"] + unit * A["keys"] * self.layout.k_width
+            dv = A["dv"] + unit * A["keys"] * self.layout.v_width
             for j in m.range(start, stop):
                 for d in range(0, self.layout.k_width, self.n):
                     m.store(self.zero, dk + (j * self.layout.k_width + d))
                 for d in range(0, self.layout.v_width, self.n):
                     m.store(self.zero, dv + (j * self.layout.v_width + d))
-            for g in m.range(0, A["group"]):
-                h = kh * A["group"] + g
+            for g in m.range(0, each):
+                h = kh * A["group"] + part * each + g
                 head = b * A["heads"] + h
                 dq = A["dq"] + (c * A["dq_chunk"] + head * A["queries"] * self.s.D)
                 for block in m.range(0, A["blocks"]):
@@ -122,11 +136,11 @@ class _Program:
                     lo, hi, whole_lo, whole_hi = self.span(b, block)
                     for j in m.range(m.max(lo, start), m.min(hi, stop), KB):
                         nk = m.min(m.min(hi, stop) - j, KB)
-                        part = m.select((j < whole_lo) | (j + nk > whole_hi), m.scalar(1), m.scalar(0))
+                        partly = m.select((j < whole_lo) | (j + nk > whole_hi), m.scalar(1), m.scalar(0))
                         here = k + j * A["k_l"]
                         self.scores(here, nk)
                         place = Place(b, h, i0, j)
-                        self.adjust(place, nk, part)
+                        self.adjust(place, nk, partly)
                         self.weights(place, v + j * A["v_l"], nk, row)
                         self.to_rows(self.P, self.G, self.layout.v_width, nk, dv + j * self.layout.v_width)
                         self.to_rows(self.dS, self.Q, self.layout.k_width, nk, dk + j * self.layout.k_width)
@@ -235,7 +249,8 @@ class _Program:
                         factor = m.select(kept, m.splat(self.A["factor"]), self.zero)
                         thinned, dp = p * factor, dp * factor
                     m.store(thinned, self.P + at)
-                    m.store(p * (dp + share), self.dS + at)
+                    # where nothing is seen neither a NaN of dout nor a dP beyond the largest number may matter
+                    m.store(m.select(p > self.zero, p * (dp + share), self.zero), self.dS + at)
 
     def dropout_row(self, block: Place, i: int) -> Value:
         m, A = self.m, self.A

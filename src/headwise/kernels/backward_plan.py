@@ -13,6 +13,7 @@ from headwise.kernels.plan import PIECES, Call, Problem, _elements
 from headwise.kernels.reads_plan import Job
 from headwise.kernels.tile import LOG2E, Geometry
 
+MOST = 8  # pieces of the keys, each with a dQ of its own
 NEVER = 1e30  # the lse of a row without weights: exp(s - lse) is 0
 
 
@@ -41,16 +42,21 @@ class BackwardPass:
         )
         layout = Layout(self.spec, n)
         blocks = -(-sizes.L // layout.QB)
+        # Enough tasks, by the sizes alone, so that the bits are too: first heads apart, since every cut of the keys
+        # costs one more dQ.
         pairs = sizes.B * sizes.Hkv
-        chunks = max(1, min(-(-PIECES // pairs), -(-sizes.S // (2 * KB))))  # of the sizes alone: so are the bits then
+        parts = next(
+            x for x in range(1, sizes.group + 1) if sizes.group % x == 0 and (pairs * x >= PIECES or x == sizes.group)
+        )
+        chunks = max(1, min(-(-PIECES // (pairs * parts)), MOST, -(-sizes.S // (2 * KB))))
         chunk = -(-sizes.S // (chunks * KB)) * KB
         chunks = -(-sizes.S // chunk)
         real = lse.dtype
-        self.tasks, self.scratch = pairs * chunks, self.spec.scratch(self.geometry)
+        self.tasks, self.scratch = pairs * parts * chunks, self.spec.scratch(self.geometry)
         self.operations = 2 * sizes.B * sizes.H * sizes.L * sizes.S * (3 * sizes.D + 2 * sizes.Dv)
         self.dq = np.empty((chunks, sizes.B, sizes.H, sizes.L, sizes.D), real)
-        self.dk = np.empty((sizes.B, sizes.Hkv, sizes.S, layout.k_width), real)
-        self.dv = np.empty((sizes.B, sizes.Hkv, sizes.S, layout.v_width), real)
+        self.dk = np.empty((sizes.B, sizes.Hkv, parts, sizes.S, layout.k_width), real)
+        self.dv = np.empty((sizes.B, sizes.Hkv, parts, sizes.S, layout.v_width), real)
 
         def padded(x: np.ndarray, rest: float) -> np.ndarray:
             out = np.full((sizes.B, sizes.H, blocks * layout.QB), rest, real)
@@ -68,6 +74,7 @@ class BackwardPass:
             "heads": sizes.H,
             "key_heads": sizes.Hkv,
             "group": sizes.group,
+            "parts": parts,
             "queries": sizes.L,
             "keys": sizes.S,
             "blocks": blocks,
@@ -96,4 +103,5 @@ class BackwardPass:
     def found(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What the tasks left behind."""
         dq = self.dq[0] if len(self.dq) == 1 else self.dq.sum(0)
-        return dq, self.dk[..., : self.sizes.D], self.dv[..., : self.sizes.Dv]
+        dk, dv = (x[:, :, 0] if x.shape[2] == 1 else x.sum(2) for x in (self.dk, self.dv))
+        return dq, dk[..., : self.sizes.D], dv[..., : self.sizes.Dv]
