@@ -87,6 +87,29 @@ def held_out(model: Any, off: dict[str, Any], batches: list[Any]) -> np.ndarray:
         return torch.cat([next_token_loss(model(**b), b) for b in batches]).double().numpy()
 
 
+def test_a_plan_among_the_heads_that_were_watched() -> None:
+    model, inputs = zoo.llama()  # 2 layers of 6 heads, 3 to a key head
+    table = hw.importance(model, inputs, next_token_loss)
+    with torch.no_grad():
+        with hw.watch(model) as every:
+            model(**inputs)
+        with hw.watch(model, keep={"entropy": True}, heads=[(0, 1), (1, 0), (1, 1), (1, 2), (1, 4)]) as some:
+            model(**inputs)
+    assert every.prune_plan(0.5, table) == hw.prune_plan(table, 0.5)
+    assert every.prune_plan(1, table, unit="key_head") == hw.prune_plan(table, 1, unit="key_head")
+    seen = [row for row in table if (row["layer"], row["head"]) in [(0, 1), (1, 0), (1, 1), (1, 2), (1, 4)]]
+    assert some.prune_plan(3, table, keep=1) == hw.prune_plan(seen, 3, keep=1)
+    assert some.prune_plan(1.0, table, unit="key_head").off == {"self": [(1, 0)]}
+    with pytest.raises(ValueError, match=r"prune_plan: importance must be given, .*; pass importance=hw.importance"):
+        every.prune_plan(3)
+    with pytest.raises(
+        ValueError, match=r"importance must have rows of the heads that were watched, .*; none of its 1 r"
+    ):
+        every.prune_plan(1, rows((0, 9, 0.5)))
+    with pytest.raises(ValueError, match="table must have the columns part, layer, head and importance"):
+        every.prune_plan(1, [{"part": "self", "layer": 0, "head": 0}])
+
+
 def test_effect_is_the_loss_before_and_after_beside_random_heads() -> None:
     model, inputs = zoo.llama()
     table = hw.importance(model, inputs, next_token_loss)

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from headwise.heads.losses import Loss, check_loss, checked, own_loss
 from headwise.heads.table import Table
 from headwise.models.ablate import ablate
 from headwise.models.running import batches_of, evaluating, run, size_of
+
+if TYPE_CHECKING:
+    from headwise.models.watch import Heads
 
 UNITS = ("head", "key_head")
 Unit = tuple[str, int, int]  # part, layer, head or key head
@@ -160,6 +163,32 @@ def prune_plan(
         )
     rows = Table({"part": at[0], "layer": at[1], unit: at[2], by: figures[at]} for at in chosen)
     return PrunePlan(rows, list(figures), unit)
+
+
+def plan_of_watched(heads: Heads, budget: float, importance: Any, **options: Any) -> PrunePlan:
+    """`prune_plan` among the heads that were watched; see `Heads.prune_plan`."""
+    if importance is None:
+        raise ValueError(
+            "prune_plan: importance must be given, a run that was watched holds no gradients to tell it by; pass "
+            "importance=hw.importance(model, batches)"
+        )
+    rows = list(importance)
+    seen = {
+        (part.name, layer, h) for part in heads.parts.values() for layer in part.layers for h in part.heads_of(layer)
+    }
+    unit = options.get("unit", "head")
+    unseen = {_at(row, unit) for row in rows if _at(row, "head") not in seen}
+    there = [row for row in rows if _at(row, unit) not in unseen]  # a key head only with all its query heads
+    if rows and not there:
+        raise ValueError(
+            f"prune_plan: importance must have rows of the heads that were watched, of the same model; none of its "
+            f"{len(rows)} rows is"
+        )
+    return prune_plan(there, budget, **options)
+
+
+def _at(row: dict[str, Any], unit: str) -> tuple[Any, Any, Any]:
+    return row.get("part"), row.get("layer"), row.get(unit)
 
 
 def _check_keep(keep: Any) -> None:

@@ -18,6 +18,7 @@ from headwise.weights import Check, Weights
 
 if TYPE_CHECKING:
     from headwise.heads.find import Link
+    from headwise.heads.prune import PrunePlan
     from headwise.heads.words import Words
 
 
@@ -441,6 +442,34 @@ class Heads:
             model: the model that was watched; W_O is taken from it. layer: which layer.
         """
         return self.main.value_norms(model, layer)
+
+    def prune_plan(self, budget: float, importance: Any = None, **options: Any) -> PrunePlan:
+        """The least important of the heads that were watched, to be switched off; see `headwise.prune_plan`.
+
+        Args:
+            budget: how many of them, an int; or their share, a float from 0 to 1.
+            importance: what `headwise.importance(model, batches)` gave: it takes gradients, which watching does not.
+                Rows of heads that were not watched are left out.
+            options: by, unit and keep, as for `headwise.prune_plan`.
+        Raises:
+            ValueError, TypeError: as `headwise.prune_plan`; or importance is missing, or of no head that was watched.
+
+        >>> import torch, headwise as hw
+        >>> from transformers import BertConfig, BertModel
+        >>> _ = torch.manual_seed(0)
+        >>> model = BertModel(BertConfig(
+        ...     vocab_size=11, hidden_size=6, num_attention_heads=3, num_hidden_layers=2, intermediate_size=5)).eval()
+        >>> ids = torch.tensor([[1, 7, 4], [2, 3, 5]])
+        >>> with torch.no_grad(), hw.watch(model, layers=[1]) as heads:
+        ...     _ = model(ids)
+        >>> table = hw.importance(model, ids, lambda out, _: out.pooler_output.sum(1))
+        >>> plan = heads.prune_plan(2, table)
+        >>> [layer for layer, head in plan.off["self"]]
+        [1, 1]
+        """
+        from headwise.heads.prune import plan_of_watched
+
+        return plan_of_watched(self, budget, importance, **options)
 
     def check(self) -> Check:
         """The worst `Check` over all layers of all parts."""
