@@ -201,7 +201,10 @@ BROKEN: list[tuple[Any, str]] = [
     ({"bias": 3}, "states options that make no layer (MultiHeadAttention: bias must be"),
     ({"output_gate": ["x"]}, "states options that make no layer (MultiHeadAttention: output_gate must be"),
     ({"dropout": None}, "states options that make no layer (MultiHeadAttention: dropout must be"),
-    ({"window": [10**30, 0]}, "states options that make no layer (MultiHeadAttention: window must be below 2**61; got (1"),
+    (
+        {"window": [10**30, 0]},
+        "states options that make no layer (MultiHeadAttention: window must be below 2**61; got (1",
+    ),
     ({"rotary": 5}, "states a rotary, window or qk_norm that is none ("),
     ({"rotary": {"width": "x"}}, "states a rotary, window or qk_norm that is none ("),
     (
@@ -273,3 +276,15 @@ def test_an_index_that_does_not_fit_its_files(tmp_path: Path) -> None:
             convert.read(index)
     with pytest.raises(ValueError, match=r"^load: path must be the one file that save wrote; got .*use read\(path\)$"):
         convert.load(index)
+
+
+def test_a_layer_without_numbers_is_not_saved(tmp_path: Path) -> None:
+    file = tmp_path / "layer.safetensors"
+    file.write_bytes(b"before")
+    with pytest.raises(ValueError) as error:
+        convert.save(MultiHeadAttention(12, 4, bias=False, device="meta"), file)
+    assert str(error.value) == (
+        "save: layer must hold numbers; got q_proj.weight, k_proj.weight, v_proj.weight, out_proj.weight on the meta "
+        "device, which has none; give it some first, as in layer.to_empty(device='cpu').load_state_dict(state)"
+    )
+    assert [x.read_bytes() for x in tmp_path.iterdir()] == [b"before"]

@@ -19,6 +19,7 @@ from transformers import (
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Qwen2Config,
     Qwen3Config,
 )
@@ -37,6 +38,13 @@ def shaken(module: nn.Module, dtype: torch.dtype = torch.float64) -> Any:
         for parameter in module.parameters():
             parameter.copy_(torch.randn(parameter.shape) * 0.3)
     return module.to(dtype).eval()
+
+
+def holding(config: Any) -> nn.Module:
+    """A module that says of which layer of which model it is."""
+    module: Any = nn.Module()
+    module.config, module.layer_idx = config, 0
+    return module
 
 
 def inputs(E: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -150,9 +158,15 @@ FAMILY: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     ),
     "Llama, one key head": (LlamaConfig, {"head_dim": 6, "num_key_value_heads": 1}, {"num_kv_heads": 1}),
     "Llama 3": (LlamaConfig, {"head_dim": 6, "rope_parameters": LLAMA3}, {}),
+    "Llama, linear": (
+        LlamaConfig,
+        {"head_dim": 6, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+        {},
+    ),
     "Llama, YaRN": (LlamaConfig, {"head_dim": 6, "rope_parameters": YARN}, {}),
     "Mistral": (MistralConfig, {"head_dim": 6, "sliding_window": 5}, {"window": (4, 0)}),
     "Mistral, no window": (MistralConfig, {"head_dim": 6, "sliding_window": None}, {"window": None}),
+    "Mixtral": (MixtralConfig, {"head_dim": 6, "sliding_window": 5}, {"window": (4, 0)}),
     "Qwen2": (Qwen2Config, {"head_dim": 6}, {"window": None}),
     "Qwen3": (Qwen3Config, {"head_dim": 6, "rms_norm_eps": 1e-3}, {}),
     "Gemma": (GemmaConfig, {"head_dim": 6}, {}),
@@ -328,7 +342,10 @@ def test_outputs_that_differ_are_refused_and_the_modes_kept() -> None:
     assert words.startswith(
         "from_vit: both must give the same outputs, within 1e-10 of the largest; got a difference of "
     )
-    assert words.endswith("; the layer computes something that the conversion does not know of")
+    assert words.endswith(
+        "; the layer computes something that the conversion does not know of; check=False gives what was converted all "
+        "the same"
+    )
     assert all(part.training for part in theirs.modules())
     assert convert.from_vit(theirs, check=False).num_heads == 3
 
@@ -341,6 +358,23 @@ def test_outputs_that_differ_are_refused_and_the_modes_kept() -> None:
             ValueError,
             "from_bert: source must hold 'self.query.weight' (a tensor of a BertAttention) under prefix=''; got "
             "query.weight; pass the prefix under which the attention's names begin",
+        ),
+        (
+            lambda: convert.from_bert({**bert().state_dict(), "self.key.weight": torch.ones(21, 12).double()}, 3),
+            ValueError,
+            "from_bert: self.key.weight must take inputs of E=21, as self.query.weight does; got 12",
+        ),
+        (
+            lambda: convert.from_gpt2(
+                {
+                    "q_attn.weight": torch.ones(6, 6),
+                    "c_attn.weight": torch.ones(5, 12),
+                    "c_proj.weight": torch.ones(6, 6),
+                },
+                3,
+            ),
+            ValueError,
+            "from_gpt2: c_attn.weight must take inputs of E=6, as q_attn.weight does; got 5",
         ),
         (
             lambda: convert.from_bert(bert().state_dict()),
@@ -417,7 +451,7 @@ def test_outputs_that_differ_are_refused_and_the_modes_kept() -> None:
             "from_llama: layer_idx must be given where a model's layers differ (config.layer_types); got None",
         ),
         (
-            lambda: convert.from_llama({}, Gemma3nTextConfig(**SIZES), 0),
+            lambda: convert.from_llama(holding(Gemma3nTextConfig(**SIZES))),
             ValueError,
             "from_llama: config.model_type must be gemma, gemma2, gemma3, gemma3_text where it is a Gemma (later ones "
             "normalise their values too, which the layer does not); got 'gemma3n_text'",
@@ -434,7 +468,8 @@ def test_outputs_that_differ_are_refused_and_the_modes_kept() -> None:
                     "q_norm.weight": torch.ones(6),
                     "k_norm.weight": torch.ones(3),
                 },
-                LlamaConfig(hidden_size=6, num_attention_heads=3, num_key_value_heads=3),
+                Qwen3Config(hidden_size=6, num_attention_heads=3, num_key_value_heads=3, head_dim=2),
+                0,
             ),
             ValueError,
             "from_llama: q_norm.weight must have shape [D] with D=2, one weight for all heads; got (6,)",
@@ -470,7 +505,10 @@ def test_outputs_that_differ_are_refused_and_the_modes_kept() -> None:
         (
             lambda: convert.from_llama(
                 {**{f"{name}_proj.weight": torch.ones(6, 6) for name in "qkvo"}, "sinks": torch.ones(2)},
-                LlamaConfig(hidden_size=6, num_attention_heads=3, num_key_value_heads=3),
+                GptOssConfig(
+                    hidden_size=6, num_attention_heads=3, num_key_value_heads=3, head_dim=2, attention_bias=False
+                ),
+                0,
             ),
             ValueError,
             "from_llama: sinks must have shape [H] with H=3; got (2,)",

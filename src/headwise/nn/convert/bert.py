@@ -41,7 +41,8 @@ def from_bert(source: Any, num_heads: int | None = None, *, prefix: str = "", ch
         raise ValueError("from_bert: num_heads must be given where source is not a BertAttention; got None")
     parts = {letter: given.part(name) for letter, name in NAMES.items()}
     given.finish(REST)
-    layer = assemble("from_bert", num_heads, parts, dropout=0.0 if attention is None else attention.dropout.p)
+    dropout = 0.0 if attention is None else attention.dropout.p
+    layer = assemble("from_bert", num_heads, parts, names=NAMES, dropout=dropout)
     if module is None:
         if check:
             check_arrays("from_bert", layer, lambda x: theirs.bert(given.taken, layer.num_heads, x), sample(layer))

@@ -83,8 +83,8 @@ def save(layer: Any, path: str | os.PathLike[str]) -> None:
     The file is written beside and then put in place: a failure leaves what was there.
 
     Raises:
-        ValueError: path does not end in .safetensors, or there is no such folder. TypeError: layer or path is
-            something else.
+        ValueError: path does not end in .safetensors, there is no such folder, or the layer is on the meta device.
+            TypeError: layer or path is something else.
     """
     from safetensors.torch import save_file
 
@@ -97,6 +97,11 @@ def save(layer: Any, path: str | os.PathLike[str]) -> None:
         raise ValueError(f"save: path must end in .safetensors; got {str(path)!r}")
     if not file.parent.is_dir():
         raise ValueError(f"save: path must lie in a folder that exists; got {str(path)!r}; make the folder first")
+    if empty := [name for name, x in layer.state_dict().items() if x.is_meta]:
+        raise ValueError(
+            f"save: layer must hold numbers; got {', '.join(empty[:8])} on the meta device, which has none; give it "
+            "some first, as in layer.to_empty(device='cpu').load_state_dict(state)"
+        )
     state = {name: x.detach().clone().contiguous() for name, x in layer.state_dict().items()}
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:

@@ -50,7 +50,8 @@ def from_gpt2(
         parts = dict(zip("qkvo", [*columns, *_pieces(given, "c_proj", 1)], strict=True))
     given.finish(BUFFERS)
     options: dict[str, Any] = {"dropout": dropout, "output_dropout": output_dropout, "scale": scale}
-    layer = assemble("from_gpt2", num_heads, parts, causal=not cross, **options)
+    names = {"q": "q_attn" if cross else "c_attn", "k": "c_attn", "v": "c_attn", "o": "c_proj"}
+    layer = assemble("from_gpt2", num_heads, parts, names=names, causal=not cross, **options)
     inputs = (sample(layer), sample(layer, 5))[: 2 if cross else 1]
     if module is None:
         if check:

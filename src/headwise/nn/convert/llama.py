@@ -1,7 +1,8 @@
-"""Hugging Face's attention of the Llama family (Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, gpt-oss), both ways."""
+"""Hugging Face's attention of the Llama family (Llama, Mistral, Mixtral, Qwen, Gemma, gpt-oss), both ways."""
 
 from __future__ import annotations
 
+import numbers
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.nn.convert import theirs
+from headwise.nn.convert import families, theirs
 from headwise.nn.convert.agreement import Called, check_arrays, check_outputs, sample
 from headwise.nn.convert.parts import Source, assemble, check_can_say, parameter, taken
 from headwise.nn.norms import QKNorm
@@ -31,13 +32,15 @@ def from_llama(
 
     Args:
         source: the attention of a Llama, Mistral, Qwen 2, Qwen 3, Gemma or gpt-oss layer, or named tensors of a model.
-        config: the model's (text) config, for named tensors.
-        layer_idx: which layer it is, for named tensors of a model whose layers differ (sliding and full attention).
+        config: the model's (text) config, for named tensors: of model_type llama, mistral, mixtral, qwen2, qwen3,
+            gemma, gemma2, gemma3_text or gpt_oss. What it states is held against the tensors.
+        layer_idx: which layer it is, from 0, for named tensors of a model whose layers differ (sliding and full
+            attention).
         prefix: where the names begin, as in "model.layers.3.self_attn.".
         check: run a module, or compute named tensors as one does, on random inputs, and compare with the layer.
     Raises:
-        ValueError: a tensor is missing, left over or misshapen, the config asks for something unknown, or outputs
-            differ. TypeError: source or dtypes.
+        ValueError: a tensor is missing, left over or misshapen, the config is of another family, asks for something
+            unknown or does not fit the tensors, or outputs differ. TypeError: source, config or dtypes.
 
     >>> from transformers.models.llama.modeling_llama import LlamaAttention, LlamaConfig
     >>> config = LlamaConfig(hidden_size=12, num_attention_heads=2, num_key_value_heads=1, attn_implementation="eager")
@@ -53,15 +56,20 @@ def from_llama(
         raise ValueError(
             "from_llama: config must be given where source does not hold it (the model's config); got None"
         )
-    options = _options(config, layer_idx)
+    families.check_entries(config)
+    family = families.known(config) if module is None else None
+    options = _options(config, layer_idx, family is not None)
     parts = {letter: given.part(name) for letter, name in NAMES.items()}
+    if family is not None:
+        families.check_tensors(family, config, given, NAMES)
     norms = [given.take(f"{name}.weight") for name in ("q_norm", "k_norm")] if "q_norm.weight" in given else []
     sinks = given.maybe("sinks")
     given.finish()
     options["sinks"] = sinks is not None
     if norms:
         options["qk_norm"] = QKNorm("rms", eps=config.rms_norm_eps, plus_one=config.model_type in GEMMAS)
-    layer = assemble("from_llama", config.num_attention_heads, parts, kv_heads=config.num_key_value_heads, **options)
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    layer = assemble("from_llama", heads, parts, kv_heads=kv_heads, names=NAMES, **options)
     for name, norm, scale in zip(("q_norm", "k_norm"), (layer.q_norm, layer.k_norm), norms, strict=False):
         if tuple(scale.shape) != (layer.head_dim,):
             raise ValueError(
@@ -130,7 +138,17 @@ def to_llama(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, T
     return {f"{prefix}{name}": x for name, x in made.items()}
 
 
-def _options(config: Any, layer_idx: int | None) -> dict[str, Any]:
+def _check_layer_idx(layer_idx: Any, layers: int | None) -> None:
+    if layer_idx is None:
+        return
+    last = "" if layers is None else f" to {layers - 1} (the model has {layers} layers)"
+    whole = isinstance(layer_idx, numbers.Integral) and not isinstance(layer_idx, bool)
+    if not whole or layer_idx < 0 or (layers is not None and layer_idx >= layers):
+        kind = ValueError if whole else TypeError
+        raise kind(f"from_llama: layer_idx must be an int from 0{last}; got {layer_idx!r}")
+
+
+def _options(config: Any, layer_idx: int | None, named: bool) -> dict[str, Any]:
     """What the layer computes besides its matrices."""
     if str(config.model_type).startswith("gemma") and config.model_type not in GEMMAS:
         raise ValueError(
@@ -144,11 +162,14 @@ def _options(config: Any, layer_idx: int | None) -> dict[str, Any]:
         raise ValueError(
             "from_llama: layer_idx must be given where a model's layers differ (config.layer_types); got None"
         )
+    _check_layer_idx(layer_idx, len(kinds) if kinds else getattr(config, "num_hidden_layers", None))
     kind = kinds[layer_idx] if kinds else None
     window = getattr(config, "sliding_window", None) if kind in (None, "sliding_attention") else None
     parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     parameters = parameters.get(kind, parameters) if kind is not None else parameters  # Gemma 3 has one for each kind
-    D = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if named:
+        families.check_rotary(parameters)
+    D = families.head_dim(config)
     rotary = RotaryEmbedding.from_parameters(D, parameters, max_positions=config.max_position_embeddings)
     scalar = getattr(config, "query_pre_attn_scalar", None)
     scale = None if scalar is None or scalar == D else scalar**-0.5

@@ -96,8 +96,18 @@ class Source:
             )
 
 
-def assemble(op: str, heads: int, parts: dict[str, Part], *, kv_heads: int | None = None, **options: Any) -> Any:
+def assemble(
+    op: str,
+    heads: int,
+    parts: dict[str, Part],
+    *,
+    names: Mapping[str, str],
+    kv_heads: int | None = None,
+    **options: Any,
+) -> Any:
     """A layer with copies of parts q, k, v, o; H heads, and as many key heads as k's rows say.
+
+    names: of the source's projections. Those of q, k and v all take one width, E.
 
     Raises:
         ValueError: rows or columns do not fit. TypeError: dtypes or devices differ.
@@ -117,6 +127,12 @@ def assemble(op: str, heads: int, parts: dict[str, Part], *, kv_heads: int | Non
             raise ValueError(
                 f"{op}: {name} must have a weight [rows, columns] and a bias [rows]; got {found[0]} and {found[1]}"
             )
+    E = first.shape[1]
+    for letter in "kv":
+        if (width := parts[letter][0].shape[1]) != E:
+            raise ValueError(
+                f"{op}: {names[letter]}.weight must take inputs of E={E}, as {names['q']}.weight does; got {width}"
+            )
     H = checks.check_size("num_heads", heads)
     rows = {name: weight.shape[0] for name, (weight, _) in parts.items()}
     if rows["q"] % H or not rows["q"]:
@@ -134,13 +150,11 @@ def assemble(op: str, heads: int, parts: dict[str, Part], *, kv_heads: int | Non
             f"{op}: the output projection must have H * Dv = {H} * {Dv} columns; got {parts['o'][0].shape[1]}"
         )
     layer = MultiHeadAttention(
-        parts["q"][0].shape[1],
+        E,
         H,
         num_kv_heads=Hkv,
         head_dim=D,
         value_head_dim=Dv,
-        kdim=parts["k"][0].shape[1],
-        vdim=parts["v"][0].shape[1],
         out_dim=rows["o"],
         device="meta",  # where making a layer draws no random numbers
         **options,

@@ -57,7 +57,7 @@ def from_vit(
         from headwise.nn.norms import QKNorm
 
         options["qk_norm"] = QKNorm("rms" if norms[0][1] is None else "layer", eps=eps)
-    layer = assemble("from_vit", num_heads, parts, **options)
+    layer = assemble("from_vit", num_heads, parts, names={**dict.fromkeys("qkv", "qkv"), "o": "proj"}, **options)
     for norm, (scale, shift) in zip((layer.q_norm, layer.k_norm), norms, strict=False):
         norm.weight = parameter(scale, scale.requires_grad)
         if shift is not None:
