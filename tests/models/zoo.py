@@ -158,13 +158,15 @@ def albert(**more: Any) -> Made:
     from transformers import AlbertConfig, AlbertModel
 
     config = AlbertConfig(
-        vocab_size=VOCAB,
-        embedding_size=8,
-        hidden_size=30,
-        num_hidden_layers=3,
-        num_attention_heads=5,
-        intermediate_size=17,
-        **more,
+        **{
+            "vocab_size": VOCAB,
+            "embedding_size": 8,
+            "hidden_size": 30,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 5,
+            "intermediate_size": 17,
+            **more,
+        }
     )
     return _seeded(lambda: AlbertModel(config)), {"input_ids": ids(2, 11)}
 

@@ -126,14 +126,13 @@ def _shares(weights: Any, text: Any, norms: Any) -> dict[str, Any]:
 
 
 def _place(model: Any, part: str, layer: int) -> Place:
-    """The attention layer of that number; layers that share one module are that module."""
+    """The attention layer of that number; where there is one module for all layers, it is that module."""
     places = [place for place in find_places(model) if place.part == part]
-    modules = {id(place.module) for place in places}
-    same = places if len(modules) == 1 else [place for place in places if place.layer == layer]
-    config = getattr(places[0].module, "config", None) if places else None
-    if not same or (len(modules) > 1 and getattr(config, "num_hidden_groups", 1) > 1):
+    same = places if len(places) == 1 else [place for place in places if layer in place.layers]
+    if not same:
+        there = [(place.part, n) for place in places for n in place.layers]
         raise ValueError(
             f"value_norms: model must be the one that was watched, with a layer {layer} in part {part}; "
-            f"{type(model).__name__} has {', '.join(f'{p.part} {p.layer}' for p in places) or 'no such part'}"
+            f"{type(model).__name__} has {', '.join(f'{name} {n}' for name, n in sorted(there)) or 'no such part'}"
         )
     return same[0]

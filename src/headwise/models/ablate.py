@@ -158,13 +158,7 @@ class Ablation(Session):
         return part
 
     def _members(self) -> dict[int, Place]:
-        places = [place for place in self.places.values() if place.part == self.part]
-        members = {place.layer: place for place in places}
-        # Layers that share modules (ALBERT) are only numbered when they run; the config says how many there will be.
-        config = getattr(places[0].module, "config", None)
-        if getattr(config, "num_hidden_groups", None) is not None:
-            members |= dict.fromkeys(range(int(config.num_hidden_layers)), places[0])  # type: ignore[union-attr]
-        return members
+        return {layer: place for place in self.places.values() if place.part == self.part for layer in place.layers}
 
 
 def _pairs(name: str, pairs: Iterable[Any], counts: dict[int, int | None], part: str) -> dict[int, set[int]]:

@@ -44,7 +44,7 @@ class Run:
     attentions: bool = False  # output_attentions was asked for
     calls: dict[int, int] = field(default_factory=dict)  # how often each attention module was called in this forward
     order: dict[str, int] = field(default_factory=dict)  # how many calls each part has had
-    shared: set[str] = field(default_factory=set)  # parts whose layers share a module
+    shared: set[str] = field(default_factory=set)  # parts that call a module more often than it is known to be a layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,8 @@ class Session:
             self._hooks.pop().remove()
 
     def locate(self, module: torch.nn.Module) -> tuple[Place, int, Run] | None:
-        """The place, layer and forward of a call. A module called again in one forward is a further layer (ALBERT).
+        """The place, layer and forward of a call. A module called again in one forward is a further layer: the next of
+        those that it is known to be (ALBERT), else the layers of its part are counted as they are called.
 
         None for a call that gradient checkpointing makes again of a forward before the session.
         """
@@ -126,9 +127,9 @@ class Session:
         if run.depth == 0:  # an attention layer called by itself, outside a model's forward
             run.calls.clear()
             run.order.clear()
-        if ordinal:
+        if ordinal >= len(place.layers):
             run.shared.add(place.part)
-        layer = position if place.part in run.shared else place.layer
+        layer = position if place.part in run.shared else place.layers[ordinal]
         if calls is not None:
             calls.note((layer, replace(run, ids=None)))
         return place, layer, run

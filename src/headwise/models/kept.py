@@ -81,11 +81,8 @@ def _head_counts(places: Iterable[Place]) -> dict[int, list[int | None]]:
     """For each layer number the head counts of the parts that have it, None where that is only known when it runs."""
     counts: dict[int, list[int | None]] = {}
     for place in places:
-        counts.setdefault(place.layer, []).append(place.heads)
-        config: Any = getattr(place.module, "config", None)
-        if getattr(config, "num_hidden_groups", None) is not None:  # layers that share modules (ALBERT)
-            for layer in range(int(config.num_hidden_layers)):
-                counts.setdefault(layer, []).append(place.heads)
+        for layer in place.layers:
+            counts.setdefault(layer, []).append(place.heads)
     return counts
 
 

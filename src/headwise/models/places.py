@@ -28,6 +28,7 @@ class Place:
     heads: int | None
     cross: bool
     owner: str  # path of the nearest model (PreTrainedModel) around it
+    layers: tuple[int, ...]  # all layers that it is, in order: several where layers share their modules
 
 
 def find_places(model: torch.nn.Module) -> list[Place]:
@@ -35,21 +36,44 @@ def find_places(model: torch.nn.Module) -> list[Place]:
     from transformers import PreTrainedModel
 
     models = [path for path, m in model.named_modules() if isinstance(m, PreTrainedModel)]
-    layers = ((path, m) for path, m in model.named_modules() if not isinstance(m, PreTrainedModel))
-    found = [(path, m) for path, m in layers if uses_interface(type(m))]
     stacks: dict[tuple[str, bool], list[tuple[str, torch.nn.Module]]] = {}
-    for path, module in found:
-        stacks.setdefault((_stack(path), is_cross(path, module)), []).append((path, module))
+    home: dict[int, tuple[str, bool]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, PreTrainedModel) or not uses_interface(type(module)):
+            continue
+        key = (_stack(path), is_cross(path, module))
+        if home.setdefault(id(module), key) == key:  # in another stack it is the same stack by another name
+            stacks.setdefault(key, []).append((path, module))
     names = _part_names(list(stacks))
     places = []
     for key, members in stacks.items():
-        first = [_numbers(path)[:1] for path, _ in members]
-        stated = len(set(first)) == len(first) and all(first)  # else hierarchical: count through
-        for rank, (path, module) in enumerate(members):
-            layer = first[rank][0] if stated else rank
+        layers = _layers(members)
+        for path, module in {id(module): (path, module) for path, module in reversed(members)}.values():
             owner = max((m for m in models if not m or path == m or path.startswith(m + ".")), key=len, default="")
-            places.append(Place(module, path, names[key], layer, _head_count(module), key[1], owner))
+            own = layers[id(module)]
+            places.append(Place(module, path, names[key], own[0], _head_count(module), key[1], owner, own))
     return places
+
+
+def _layers(members: list[tuple[str, torch.nn.Module]]) -> dict[int, tuple[int, ...]]:
+    """The layers of each module of a stack, by its id."""
+    config = getattr(members[0][1], "config", None)
+    groups = getattr(config, "num_hidden_groups", None)
+    own: dict[int, list[int]] = {}
+    if groups is not None and config is not None:  # ALBERT: groups of modules, each run for several layers on end
+        modules = list(dict.fromkeys(id(module) for _, module in members))
+        inner = len(modules) // groups
+        for n in range(config.num_hidden_layers):
+            group = int(n / (config.num_hidden_layers / groups))
+            for m, module in enumerate(modules[group * inner : (group + 1) * inner]):
+                own.setdefault(module, []).append(n * inner + m)
+        return {module: tuple(own.get(module, [n])) for n, module in enumerate(modules)}
+    alone = list(dict.fromkeys((id(module), _numbers(path)) for path, module in members))
+    first = [numbers[:1] for _, numbers in alone]
+    stated = len(set(first)) == len(first) and all(first)  # else hierarchical: count through
+    for rank, (module, numbers) in enumerate(alone):
+        own.setdefault(module, []).append(numbers[0] if stated else rank)
+    return {module: tuple(sorted(layers)) for module, layers in own.items()}
 
 
 def uses_interface(cls: type) -> bool:

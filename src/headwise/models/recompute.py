@@ -32,7 +32,7 @@ class Forwards(Generic[T]):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def note(self, what: T) -> None:
         """Notes something about the forward that is running."""
-        number = torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        number = torch._C._autograd._get_sequence_nr()
         self._threads.add(threading.get_ident())
         if torch.is_grad_enabled():
             if self._numbers and self._numbers[-1] == number:  # nothing was made that needs what was noted then
@@ -65,7 +65,7 @@ class Forwards(Generic[T]):
                 f"calls are told apart by autograd's count, which each thread has for itself; {len(self._threads)} "
                 "threads ran some"
             )
-        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        node = torch._C._current_autograd_node()
         number = int(node._sequence_nr())
         at = bisect_right(self._numbers, number) - 1
         block = number in self._blocks and (at < 0 or "Checkpoint" in node.name())
