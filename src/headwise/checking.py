@@ -41,8 +41,7 @@ class Check:
 
 def check(
     cut: Iterable[tuple[Block, Block]],
-    compute: Callable[[Block], tuple[Array, Array]],
-    sinks: tuple[Array, Array] | None,
+    compute: Callable[[Block], tuple[Array, Array, tuple[Array, Array] | None]],
     v: Any,
     out: Any,
     gate: Array,
@@ -50,17 +49,17 @@ def check(
 ) -> Check:
     """Goes through blocks, each as it lies in the whole and in the selection.
 
-    compute: the weights and scores of a block of the selection; sinks: the sink's share of each row and its logarithm;
+    compute: the weights and scores of a block of the selection, and the sink's share of each row and its logarithm;
     v [B, Hkv, S, Dv] or None where the output says nothing; out [B, H, L, Dv]; gate [B, H]; group: H // Hkv.
     """
     rows, worst, scale, largest, reach, empty, eps = 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0
     for (b, h, i, j), place in cut:
-        A, s = compute(place)  # [b, h, l, s]
+        A, s, sinks = compute(place)  # [b, h, l, s]
         eps = float(np.finfo(A.dtype).eps)
         there = (s > -np.inf) | np.isnan(s)
         full = there.any(3)
         empty += int((~full).sum())
-        sink = 0.0 if sinks is None else sinks[0][place[:3]]
+        sink = 0.0 if sinks is None else sinks[0]
         with np.errstate(all="ignore"):
             rows = _worst(rows, np.where(full, A.sum(3, dtype=np.float64) + sink - 1, 0))
             reach = max(reach, _largest(np.where(A > FAINT, s, 0)))

@@ -1,7 +1,7 @@
 """`Weights`: the attention weights of one call, computed when somebody looks.
 
 It keeps q, k and the log-sum-exp of each row, O(L) memory, and recomputes each value exactly: A = exp(s - lse).
-Where lse is so large that its rounding would show, the rest of it is found once more, also in O(L).
+Where lse is so large that its rounding would show, they are made from all scores of the row.
 """
 
 from __future__ import annotations
@@ -243,10 +243,7 @@ class Weights:
         v = None if options.dropout_p else self._v
         chosen = self._batch, self._heads
         cut = [(within(block, chosen), block) for block in self._cut()]
-        sinks = self._source.sinks(chosen)
-        return checking.check(
-            cut, lambda block: self._source.shown(block, chosen), sinks, v, self._out, gate, sizes.group
-        )
+        return checking.check(cut, lambda block: self._source.shown(block, chosen), v, self._out, gate, sizes.group)
 
     # how
 

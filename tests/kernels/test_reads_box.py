@@ -19,14 +19,12 @@ BOXES = {
 }
 
 
-def prepare(c, box, weights, rest, geometry=None):
+def prepare(c, box, weights, geometry=None):
     p = Problem(c.sizes, compiled.kind(c.q), c.q.itemsize, c.q.strides, c.k.strides, (), c.options.scale)
     p, call, alive = compiled.with_options(p, c.options)
     lse = np.ascontiguousarray(np.where(np.isneginf(c.lse), 0, c.lse)[box[:3]])
-    low = np.full_like(lse, 0.125) if rest else None
-    lse = lse - 0.125 if rest else lse
     out = np.full([x.stop - x.start for x in box], np.nan, c.lse.dtype)
-    return BoxPass(p, call, box, lse if weights else None, low, out, geometry), call, alive, out
+    return BoxPass(p, call, box, lse if weights else None, out, geometry), call, alive, out
 
 
 def hold(c, box, weights, out, dtype):
@@ -42,7 +40,7 @@ def hold(c, box, weights, out, dtype):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_it_compiles_for_every_instruction_set(isa, dtype):
     c = case(SIZES, dtype, "all")
-    one, *_ = prepare(c, BOXES["rows"], True, True, GEOMETRIES[isa])
+    one, *_ = prepare(c, BOXES["rows"], True, GEOMETRIES[isa])
     assert len(jit.build(one.spec, GEOMETRIES[isa])) > 1000
 
 
@@ -52,7 +50,7 @@ def test_it_compiles_for_every_instruction_set(isa, dtype):
 def test_on_the_checking_machine(box, isa, dtype):
     c = case(SIZES, dtype, "all")
     for weights in (True, False):
-        one, call, (arrays, *_), out = prepare(c, BOXES[box], weights, weights, GEOMETRIES[isa])
+        one, call, (arrays, *_), out = prepare(c, BOXES[box], weights, GEOMETRIES[isa])
         given = {**one.values, "q": c.q, "k": c.k, "out": Memory(out, written=False)}
         for n, x in enumerate(arrays):
             given[f"a{n}"] = x
@@ -76,7 +74,7 @@ def test_compiled_for_every_instruction_set_of_this_machine(isa, dtype, monkeypa
         for name in ("plain", "all"):
             c = case(SIZES, dtype, name)
             for box in BOXES.values():
-                one, _, alive, out = prepare(c, box, True, False)
+                one, _, alive, out = prepare(c, box, True)
                 one.run(c.q.ctypes.data, c.k.ctypes.data)
                 del alive
                 hold(c, box, True, out, dtype)
@@ -89,7 +87,7 @@ def test_compiled_for_every_instruction_set_of_this_machine(isa, dtype, monkeypa
 def test_every_option_compiled(name):
     c = case(SIZES, "float32", name)
     for weights in (True, False):
-        one, _, alive, out = prepare(c, BOXES["rows"], weights, False)
+        one, _, alive, out = prepare(c, BOXES["rows"], weights)
         one.run(c.q.ctypes.data, c.k.ctypes.data)
         del alive
         hold(c, BOXES["rows"], weights, out, "float32")
@@ -104,7 +102,7 @@ def test_a_while_at_a_time_is_the_same(monkeypatch):
     for a_while, threads in ((1e9, 1), (1e4, 1), (1e4, 3)):
         monkeypatch.setattr(reads_plan, "A_WHILE", a_while)
         monkeypatch.setattr(reads_plan, "get_num_threads", lambda threads=threads: threads)
-        one, _, alive, out = prepare(c, box, True, False)
+        one, _, alive, out = prepare(c, box, True)
         one.run(c.q.ctypes.data, c.k.ctypes.data)
         del alive
         found.append(out)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.arrays import is_torch, like
+from headwise.arrays import is_torch, like, to_numpy
 from headwise.backends import compiled
 from headwise.backends.asked import Ask, Reads, entropies, means
 from headwise.backends.blocks import Block
@@ -102,8 +102,32 @@ def read(
     return result
 
 
-def box(q: Any, k: Any, block: Block, rows: tuple[Array, Array | None] | None, options: Options, sizes: Sizes) -> Any:
-    """A block [b, h, l, s] of the scores, or of the weights where the rows' lse is given; of q's library.
+def own(q: Any, k: Any, options: Options, sizes: Sizes, chosen: tuple[range, range]) -> tuple[Array, Array]:
+    """The largest score of each row [b, h, L] and the sum of exp(s - top), by the kernel that reads; sinks included.
+
+    Raises TraceError where a function cannot be compiled.
+    """
+    from headwise.kernels.reads_plan import Pass, Rows, Wanted
+
+    problem, call, (q, k), alive = _problem(q, k, options, sizes)
+    nothing, addresses = np.zeros(1, np.int64), (compiled.address(q), compiled.address(k))
+    real = np.float64 if problem.dtype == "f64" else np.float32
+    sink = None if options.sinks is None else to_numpy(options.sinks)[chosen[1].start : chosen[1].stop, None]
+    top = np.full((len(chosen[0]), len(chosen[1]), sizes.L), -np.inf if sink is None else sink, real)
+    found = Pass(problem, call, Wanted(peak=True), *chosen, Rows(top, None, nothing))
+    found.run(*addresses)
+    peak = found.sums().peak
+    assert peak is not None
+    sums = Pass(problem, call, Wanted(("total",)), *chosen, Rows(peak, None, nothing))
+    sums.run(*addresses)
+    del alive
+    total = sums.sums().rows["total"]
+    with np.errstate(all="ignore"):
+        return peak, total if sink is None else total + np.exp(sink.astype(np.float64) - peak)
+
+
+def box(q: Any, k: Any, block: Block, lse: Array | None, options: Options, sizes: Sizes) -> Any:
+    """A block [b, h, l, s] of the scores, or of the weights where the rows' lse [b, h, l] is given; of q's library.
 
     Raises TraceError where a function cannot be compiled.
     """
@@ -115,11 +139,9 @@ def box(q: Any, k: Any, block: Block, rows: tuple[Array, Array | None] | None, o
     problem, call, (q_rows, k_rows), alive = _problem(q, k, options, sizes)
     real = np.float64 if problem.dtype == "f64" else np.float32
     out = np.empty([x.stop - x.start for x in block], real)
-    lse, rest = (None, None) if rows is None else rows
     if lse is not None:
         lse = np.ascontiguousarray(np.where(np.isneginf(lse), 0, lse), real)
-        rest = None if rest is None else np.ascontiguousarray(rest, real)
-    BoxPass(problem, call, block, lse, rest, out).run(compiled.address(q_rows), compiled.address(k_rows))
+    BoxPass(problem, call, block, lse, out).run(compiled.address(q_rows), compiled.address(k_rows))
     del alive
     return like(out, q) if tensors else out
 

@@ -14,21 +14,21 @@ from headwise.backends.asked import Ask, Reads, entropies, means
 from headwise.backends.blocks import Block
 
 Array = np.ndarray
+Sinks = tuple[Array, Array] | None
 
 
 def read(
     ask: Ask,
     cut: list[Block],
-    compute: Callable[[Block], tuple[Array, Array]],
+    compute: Callable[[Block], tuple[Array, Array, Sinks]],
     shape: tuple[int, int, int, int],
     offset: Any,
-    sinks: tuple[Array, Array] | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Reads:
     """One pass over the blocks `cut` of an array of `shape`.
 
-    compute: the weights and scores of a block; offset: position of query 0, int or [B];
-    sinks: the sink's share of each row and that share's logarithm, [B, H, L].
+    compute: the weights and scores of a block, and the sink's share of each row [b, h, l] and that share's logarithm;
+    offset: position of query 0, int or [B].
     """
     B, H, L, S = shape
     position = np.broadcast_to(np.reshape(offset, (-1, 1)) + np.arange(L), (B, L))  # [B, L]
@@ -38,10 +38,10 @@ def read(
         if progress is not None:
             progress(n, len(cut))
         b, h, i, j = block
-        A, s = compute(block)  # [b, h, l, s]
+        A, s, sinks = compute(block)  # [b, h, l, s]
         result.empty[b, h, i] = ~((s > -np.inf) | np.isnan(s)).any(3)
         if result.entropy is not None:
-            result.entropy[b, h, i] = _entropy(A, sinks, block)
+            result.entropy[b, h, i] = _entropy(A, sinks)
         if ask.norms is not None:
             with np.errstate(invalid="ignore"):
                 A = np.where(A == 0, 0, A * ask.norms[b, h, None, j])  # what is masked has no norm, be it NaN
@@ -81,12 +81,11 @@ def _empty_result(ask: Ask, shape: tuple[int, int, int, int]) -> Reads:
     )
 
 
-def _entropy(A: Array, sinks: tuple[Array, Array] | None, block: Block) -> Array:
+def _entropy(A: Array, sinks: Sinks) -> Array:
     """-sum A log A of each row [b, h, l]; log A is taken of A, which cancels nothing."""
     log = np.log(np.where(A > 0, A, 1))
     mean, total = (A * log).sum(3, dtype=np.float64), A.sum(3, dtype=np.float64)
-    share = None if sinks is None else (sinks[0][block[:3]], sinks[1][block[:3]])
-    return entropies(mean, total, share)
+    return entropies(mean, total, sinks)
 
 
 def _diagonals(A: Array, position: Array, block: Block, m: int) -> Array:

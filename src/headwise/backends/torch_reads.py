@@ -48,10 +48,8 @@ class _Pass:
         self.ask, self.device, self.L, self.S = ask, source.lse.device, L, S
         self.wide = torch.float32 if self.device.type in NARROW else torch.float64
         b, h = (slice(x.start, x.stop) for x in chosen)
-        lse = source.lse[b, h]
-        self.lse = torch.where(lse == -torch.inf, 0.0, lse)
-        rest, sinks = source.rest(), source.sinks(chosen)
-        self.rest = None if rest is None else self.on_device(rest[b, h])
+        self.source, self.chosen = source, chosen
+        sinks = source.sinks((b, h, slice(None)), None)
         self.sinks = None if sinks is None else tuple(self.on_device(x) for x in sinks)
         self.norms = None if ask.norms is None else self.on_device(ask.norms)
         at = torch.tensor(np.reshape(np.asarray(offset, np.int64), (-1, 1)), device=self.device)
@@ -84,10 +82,11 @@ class _Pass:
     def block(self, block: Block, s: Tensor) -> None:
         b, h, i, j = block
         ask, result = self.ask, self.result
-        log = s - self.lse[b, h, i, None]
-        if self.rest is not None:
-            log = log - self.rest[b, h, i, None].to(log.dtype)
-        A = torch.exp(log)
+        place = within(block, self.chosen)[:3]
+        A, own = self.source.spread(s, place)
+        if own is not None:
+            for whole, part in zip(self.sinks or (), self.source.sinks(place, own) or (), strict=True):
+                whole[b, h, i] = self.on_device(part)
         result.empty[b, h, i] = ~((s > -torch.inf) | torch.isnan(s)).any(3)
         if ask.entropy:
             result.entropy[b, h, i] = self.entropy(A, block)

@@ -39,6 +39,7 @@ class Reads(Program):
     top: bool = False  # the largest P' of each row
     norms: bool = False
     rest: bool = False  # lse comes in two parts
+    peak: bool = False  # nothing but each row's largest score, which takes the place of what lse holds
 
     name = "reads"
 
@@ -232,6 +233,9 @@ class _Program(Summing):
         nq = self.A["queries"] - place.i
         for _ in m.when(nq < self.QB):
             self.hide_rest(nq, nk)
+        if s.peak:
+            self.peaks(task, place, nk)
+            return
         self.weights(task, place, nk)
         if s.columns:
             self.columns(task, place.j, nk)
@@ -306,6 +310,17 @@ class _Program(Summing):
             for j in m.range(0, nk):
                 here = self.S + (j * self.QB + v * self.n)
                 m.store(m.select(there, m.load(here), self.hidden), here)
+
+    def peaks(self, task: Task, block: Place, nk: Value) -> None:
+        """lse := the larger of it and S; not-a-number stays."""
+        m, n = self.m, self.n
+        for v in m.range(0, self.nv):
+            at = self.A["lse"] + (task.head * self.A["row"] + block.i + v * n)
+            top = m.var(m.load(at))
+            for j in m.range(0, nk):
+                x = m.load(self.S + (j * self.QB + v * n))
+                top.v = m.select((x > top.v) | (x != x), x, top.v)
+            m.store(top.v, at)
 
     def weights(self, task: Task, block: Place, nk: Value) -> None:
         """S := P' = exp(S - lse) norm; and what is kept of each row."""

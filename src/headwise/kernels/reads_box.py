@@ -23,7 +23,6 @@ class Box(Program):
     D: int
     tile: int  # rows that share a load of the keys
     weights: bool  # else scores
-    rest: bool = False  # lse comes in two parts
     rules: Rules = NO_RULES
 
     name = "box"
@@ -32,7 +31,7 @@ class Box(Program):
         return geometry.dots and self.dtype == "bf16"
 
     def signature(self) -> list[tuple[str, str]]:
-        pointers = [("q", self.dtype), ("k", self.dtype), *((x, self.real) for x in ("lse", "rest", "out"))]
+        pointers = [("q", self.dtype), ("k", self.dtype), *((x, self.real) for x in ("lse", "out"))]
         return [
             ("scratch", "*scratch"),
             *((x, f"*{kind}") for x, kind in pointers),
@@ -92,7 +91,6 @@ class _Program:
         k = A["k"] + (b * A["k_b"] + h // A["group"] * A["k_h"] + A["first_j"] * A["k_l"])
         at = [head * A["rows"] + i for i in rows]
         lse = [m.splat(m.get(A["lse"] + x)) for x in at] if s.weights else []
-        rest = [m.splat(m.get(A["rest"] + x)) for x in at] if s.rest else []
         for place in places:
             for tree in (s.rules.change, s.rules.visible):
                 self.adjuster.prepare(tree, place)
@@ -108,7 +106,7 @@ class _Program:
                 if s.rules.visible:
                     x = m.select(self.adjuster.vector(s.rules.visible, one), x, -m.splat(float("inf")))
                 if s.weights:
-                    x = x - lse[r] - rest[r] if s.rest else x - lse[r]
+                    x = x - lse[r]
                     most = m.splat(MOST[m.real])
                     x = m.exp2(m.select(x > most, most, x) * m.splat(LOG2E), PRECISE[m.real])
                 out = A["out"] + (at[r] * A["columns"] + j)

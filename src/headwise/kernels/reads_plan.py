@@ -32,6 +32,7 @@ class Wanted:
     pools: Sequence[tuple[int, int, str]] = ()
     sets: Sequence[tuple[np.ndarray, np.ndarray]] | None = None
     k_largest: int = 0
+    peak: bool = False  # nothing but the largest score of each row
 
 
 class Rows(NamedTuple):
@@ -39,7 +40,7 @@ class Rows(NamedTuple):
     offset: position of query 0, [B or 1]; norms: [b, h, S] with any axis 1, or None.
     """
 
-    lse: np.ndarray
+    lse: np.ndarray  # for the peak: what each row has already
     rest: np.ndarray | None
     offset: np.ndarray
     norms: np.ndarray | None = None
@@ -48,7 +49,8 @@ class Rows(NamedTuple):
 @dataclass
 class Sums:
     """What a pass came to, in float64: rows [b, h, L] by name, columns [b, h, S], diagonals [b, h, 2 reach + 1] by
-    key minus position, pools [b, h, r, c], mass [b, h, P], and the largest [b, h, L, k] with their keys (-1: none).
+    key minus position, pools [b, h, r, c], mass [b, h, P], the largest [b, h, L, k] with their keys (-1: none), and
+    each row's largest score [b, h, L].
     """
 
     rows: dict[str, np.ndarray] = field(default_factory=dict)
@@ -57,6 +59,7 @@ class Sums:
     pools: list[np.ndarray] = field(default_factory=list)
     mass: np.ndarray | None = None
     largest: tuple[np.ndarray, np.ndarray] | None = None
+    peak: np.ndarray | None = None
 
 
 class Pass:
@@ -91,6 +94,7 @@ class Pass:
             wanted.k_largest > 0,
             rows.norms is not None,
             rows.rest is not None,
+            wanted.peak,
         )
         self.QB, self.lanes = n * self.spec.width, n
         self.blocks = -(-sizes.L // self.QB)
@@ -133,7 +137,7 @@ class Pass:
             out[..., : sizes.L] = x
             return out
 
-        self.values["lse"] = padded(np.where(np.isneginf(rows.lse), 0, rows.lse))
+        self.values["lse"] = padded(rows.lse if self.wanted.peak else np.where(np.isneginf(rows.lse), 0, rows.lse))
         if rows.rest is not None:
             self.values["rest"] = padded(rows.rest)
         self.values["offsets"] = np.ascontiguousarray(rows.offset, np.int64)
@@ -232,6 +236,8 @@ class Pass:
         if wanted.k_largest:
             top, keys = (np.moveaxis(values[x][..., : sizes.L], 2, 3) for x in ("top", "top_keys"))
             found.largest = top, keys
+        if wanted.peak:
+            found.peak = values["lse"][..., : sizes.L]
         return found
 
     def _joined(self, pieces: np.ndarray, r: int, combine: np.ufunc) -> np.ndarray:
@@ -275,7 +281,7 @@ class BoxPass:
     """One box of weights or scores: its program, its arguments, its tasks.
 
     out [b, h, l, s] is written: the scores of the block, or the weights where lse [b, h, l] is given (contiguous, with
-    -inf replaced by 0; rest: what it lacks, or None).
+    -inf replaced by 0).
     """
 
     def __init__(
@@ -284,14 +290,13 @@ class BoxPass:
         call: Call,
         block: tuple[slice, ...],
         lse: np.ndarray | None,
-        rest: np.ndarray | None,
         out: np.ndarray,
         geometry: Geometry | None = None,
     ) -> None:
         sizes = problem.sizes
         self.geometry, self.call = geometry or llvm.chosen(), call
         (B, H, rows, columns) = out.shape
-        self.spec = Box(problem.dtype, sizes.D, 1 if rows == 1 else 4, lse is not None, rest is not None, problem.rules)
+        self.spec = Box(problem.dtype, sizes.D, 1 if rows == 1 else 4, lse is not None, problem.rules)
         tiles = B * H * -(-rows // self.spec.tile)
         chunks = max(1, min(-(-PIECES // tiles), columns // (2 * KB)))
         chunk = -(-columns // (chunks * KB)) * KB
@@ -301,7 +306,7 @@ class BoxPass:
         self.values: dict[str, Any] = {
             **{f"{x}_{axis}": s for x in "qk" for axis, s in zip("bhl", _elements(problem, x), strict=False)},
             **{f"first_{axis}": x.start for axis, x in zip("bhij", block, strict=True)},
-            **{name: x for name, x in (("lse", lse), ("rest", rest), ("out", out)) if x is not None},
+            **{name: x for name, x in (("lse", lse), ("out", out)) if x is not None},
             "heads": H,
             "group": max(sizes.group, 1),
             "rows": rows,
