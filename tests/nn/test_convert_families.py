@@ -285,7 +285,12 @@ def test_what_is_no_config() -> None:
     )
 
 
-@pytest.mark.parametrize("value", ["6", 0, 6.0, True])
+def test_a_module_beyond_the_layers_that_its_config_counts() -> None:
+    module = shaken(LlamaAttention(LlamaConfig(**{**SIZES, "hidden_size": 24}), 7))
+    assert convert.from_llama(module).num_heads == 4
+
+
+@pytest.mark.parametrize("value", ["6", 0, 6.0, True, None])
 def test_sizes_that_are_no_sizes(value: Any) -> None:
     class Config:
         model_type, max_position_embeddings, hidden_size = "llama", 64, E

@@ -57,7 +57,7 @@ def check_entries(config: Any) -> None:
         raise ValueError(
             f"from_llama: config must be that of the text model; got a {type(config).__name__}; pass config.text_config"
         )
-    missing = [name for name in NEEDED if getattr(config, name, None) is None]
+    missing = [name for name in NEEDED if not hasattr(config, name)]
     if missing:
         hint = "; pass transformers.AutoConfig.for_model(**config)" if isinstance(config, Mapping) else ""
         raise TypeError(

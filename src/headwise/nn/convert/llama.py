@@ -162,7 +162,8 @@ def _options(config: Any, layer_idx: int | None, named: bool) -> dict[str, Any]:
         raise ValueError(
             "from_llama: layer_idx must be given where a model's layers differ (config.layer_types); got None"
         )
-    _check_layer_idx(layer_idx, len(kinds) if kinds else getattr(config, "num_hidden_layers", None))
+    layers = len(kinds) if kinds else getattr(config, "num_hidden_layers", None) if named else None
+    _check_layer_idx(layer_idx, layers)
     kind = kinds[layer_idx] if kinds else None
     window = getattr(config, "sliding_window", None) if kind in (None, "sliding_attention") else None
     parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
