@@ -196,3 +196,39 @@ def test_agrees_with_torch_operations():
     q, k, v = tensors()
     o = Options(0.3, hw.causal(), None, 3.0)
     assert (ops.attention(q, k, v, o, SIZES)[0] - plain.attention(q, k, v, o, SIZES)[0]).abs().max() < 2e-6
+
+
+def test_after_vmap_gradients_are_batched_and_differentiated_again():
+    def eager(q, k, v):
+        return hw.attention(q, k, v, mask=hw.causal())
+
+    def mapped(q, k, v):
+        return torch.func.vmap(lambda q, k, v: eager(q[None], k[None], v[None])[0])(q, k, v)
+
+    torch.manual_seed(0)
+    given = [torch.randn(2, 3, n, 5, dtype=torch.float64) for n in (4, 7, 7)]
+    douts = torch.randn(3, 2, 3, 4, 5, dtype=torch.float64)
+    found = []
+    for run in (eager, mapped, torch.compile(eager, fullgraph=True, backend="eager")):
+        leaves = [x.clone().requires_grad_() for x in given]
+        out = run(*leaves)
+        many = torch.autograd.grad(out, leaves, douts, is_grads_batched=True, retain_graph=True)
+        (once,) = torch.autograd.grad(out.square().sum(), leaves[:1], create_graph=True)
+        found.append((*many, *torch.autograd.grad(once.square().sum(), leaves)))
+    for other in found[1:]:
+        for x, y in zip(found[0], other, strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-12)
+
+
+def test_vmap_over_gradients():
+    def gradient(q, dout):
+        q = q.requires_grad_()
+        return torch.autograd.grad(hw.attention(q, q, q), q, dout)[0]
+
+    torch.manual_seed(0)
+    q, douts = torch.randn(1, 2, 5, 3, dtype=torch.float64), torch.randn(3, 1, 2, 5, 3, dtype=torch.float64)
+    leaf = q.clone().requires_grad_()
+    out = hw.attention(leaf, leaf, leaf)
+    found = torch.func.vmap(lambda x: torch.autograd.grad(out, leaf, x, retain_graph=True)[0])(douts)
+    right = torch.stack([gradient(q.clone(), x) for x in douts])
+    torch.testing.assert_close(found, right, rtol=0, atol=1e-12)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -105,14 +105,15 @@ def recomputed(
     options: from `given`; twice: the gradients are to be differentiable themselves.
     """
     # Blocks are added up in place, which vmap (is_grads_batched) does not allow.
-    if not twice and not any(map(_batched, grads)) and sizes.B * sizes.H * sizes.L * sizes.S:
+    if not twice and not any(map(batched, grads)) and sizes.B * sizes.H * sizes.L * sizes.S:
         with torch.no_grad(), torch.autocast(grads[0].device.type, enabled=False):
             o, trees = options.trees(given) if isinstance(options, Again) else (options(given), None)
             out, lse = (x.detach() for x in results)
             by_kernels = compiled_backward.gradients(o, trees, sizes, given, (out, lse), grads, wanted)
             return by_kernels or backward.gradients(options, sizes, given, (out, lse), grads, wanted)
     if not twice:
-        given = [x if x is None else x.detach().requires_grad_(n in wanted) for n, x in enumerate(given)]
+        # Where they ask for gradients themselves they are taken as they are: torch.func lets nothing else be asked.
+        given = [x.detach().requires_grad_() if n in wanted and _plain(x) else x for n, x in enumerate(given)]
     q, k, v = given[:3]
     assert q is not None and k is not None and v is not None
     with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
@@ -131,6 +132,11 @@ def recomputed(
     return answer
 
 
-def _batched(x: Tensor) -> bool:
+def _plain(x: Tensor | None) -> TypeGuard[Tensor]:
+    return x is not None and not x.requires_grad
+
+
+def batched(x: Tensor) -> bool:
+    """Whether x stands for many tensors (is_grads_batched, vmap)."""
     functorch = torch._C._functorch
     return bool(functorch.is_legacy_batchedtensor(x) or functorch.is_batchedtensor(x))

@@ -8,12 +8,14 @@ beside it. Score functions and mask functions do not pass through it: `takes` sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from headwise.backends import backward, choose, gradients
+from headwise.backends import torch as plain
 from headwise.backends.packing import has_function, pack, unpack
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -109,15 +111,23 @@ def backward_operator(
 ) -> list[Tensor]:
     o = _options(bias, sinks, gate, arrays, seed, rule, numbers, scale, softcap, dropout_p)
     tensors = [q, k, v, bias, sinks, gate]
+    # An operator's body runs below autograd: without its key let in again nothing in here could be differentiated.
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False):
+        return _recomputed(o, tensors, (out, lse), (grad_out, grad_lse), wanted)
+
+
+def _recomputed(
+    o: Options, tensors: backward.Given, results: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor]:
+    q, k, v = tensors[:3]
+    assert q is not None and k is not None and v is not None
     which = [n for n, x in enumerate(wanted) if x]
 
     def options(given: backward.Given) -> Options:
         bias, sinks, gate = given[3:]
         return replace(o, bias=bias, sinks=sinks, head_gate=gate)
 
-    # An operator's body runs below autograd: without its key let in again nothing in here could be differentiated.
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False):
-        found = gradients.recomputed(options, _sizes(q, k, v), tensors, [out, lse], [grad_out, grad_lse], which)
+    found = gradients.recomputed(options, _sizes(q, k, v), tensors, results, grads, which)
     return [_zeros(tensors[n]) if (x := found[n]) is None else x.contiguous() for n in which]
 
 
@@ -137,7 +147,12 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
     arrays = list(saved[9:])
     wanted = [x is not None and ctx.needs_input_grad[n] for n, x in enumerate(tensors)]
     rest = (seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, ctx.dropout_p)
-    found = iter(backward_operator(out, lse, grad_out, grad_lse, wanted, *tensors, arrays, *rest))
+    if gradients.batched(grad_out) or gradients.batched(grad_lse):  # no operator takes torch's older batches
+        bias, sinks, gate = tensors[3:]
+        o = _options(bias, sinks, gate, arrays, *rest)
+        found = iter(_recomputed(o, tensors, (out, lse), (grad_out, grad_lse), wanted))
+    else:
+        found = iter(backward_operator(out, lse, grad_out, grad_lse, wanted, *tensors, arrays, *rest))
     no_numbers: list[Any] | None = None if ctx.numbers else []  # torch takes an empty list for one of tensors
     none = ([None] * len(arrays), None, None, no_numbers, None, None, None)
     return *(next(found) if asked else None for asked in wanted), *none
@@ -181,17 +196,56 @@ def _options(
     )
 
 
+def _entry(x: Any, dim: Any, n: int) -> Any:
+    """The n-th problem's argument, where arguments lie along `dim` (None: all have the same)."""
+    if isinstance(x, list | tuple):
+        inner = dim if isinstance(dim, list | tuple) else [None] * len(x)
+        return [_entry(y, d, n) for y, d in zip(x, inner, strict=True)]
+    return x if dim is None or not isinstance(x, Tensor) else x.select(dim, n)
+
+
 @attention_operator.register_vmap
 def _(info: Any, dims: Any, *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     """One entry after the other: each is a problem of its own."""
-
-    def entry(x: Any, dim: Any, n: int) -> Any:
-        if isinstance(x, list | tuple):
-            inner = dim if isinstance(dim, list | tuple) else [None] * len(x)
-            return [entry(y, d, n) for y, d in zip(x, inner, strict=True)]
-        return x if dim is None or not isinstance(x, Tensor) else x.select(dim, n)
-
     found = [
-        attention_operator(*(entry(x, d, n) for x, d in zip(args, dims, strict=True))) for n in range(info.batch_size)
+        attention_operator(*(_entry(x, d, n) for x, d in zip(args, dims, strict=True))) for n in range(info.batch_size)
     ]
     return (torch.stack([x for x, _ in found]), torch.stack([x for _, x in found])), (0, 0)
+
+
+@backward_operator.register_vmap
+def _(info: Any, dims: Any, *args: Any) -> tuple[list[Tensor], list[int]]:
+    found = [
+        backward_operator(*(_entry(x, d, n) for x, d in zip(args, dims, strict=True))) for n in range(info.batch_size)
+    ]
+    return [torch.stack(x) for x in zip(*found, strict=True)], [0] * len(found[0])
+
+
+def _keep_for_twice(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, _, grad_out, grad_lse, ctx.wanted, *tensors, arrays, seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, p = (
+        inputs
+    )
+    ctx.dropout_p = p
+    ctx.save_for_backward(grad_out, grad_lse, *tensors, seed, *arrays)
+
+
+def _twice(ctx: Any, given: list[Tensor]) -> tuple[Any, ...]:
+    """Gradients of the gradients, through torch's own operations."""
+    grad_out, grad_lse, *tensors, seed = ctx.saved_tensors[:9]
+    arrays = list(ctx.saved_tensors[9:])
+    with torch.enable_grad():
+        leaves = [None if x is None else x.detach().requires_grad_() for x in (grad_out, grad_lse, *tensors)]
+        d_out, d_lse, q, k, v, bias, sinks, gate = leaves
+        assert d_out is not None and d_lse is not None and q is not None and k is not None and v is not None
+        o = _options(bias, sinks, gate, arrays, seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, ctx.dropout_p)
+        results = plain.attention(q, k, v, o, _sizes(q, k, v))
+        wanted = [x for x, asked in zip(leaves[2:], ctx.wanted, strict=True) if asked and x is not None]
+        once = torch.autograd.grad(results, wanted, [d_out, d_lse], create_graph=True, materialize_grads=True)
+        some = [x for x in leaves if x is not None]
+        found = iter(torch.autograd.grad(once, some, given, materialize_grads=True))
+    grads = [None if x is None else next(found) for x in leaves]
+    no_numbers: list[Any] | None = None if ctx.numbers else []
+    return None, None, *grads[:2], None, *grads[2:], [None] * len(arrays), None, None, no_numbers, None, None, None
+
+
+backward_operator.register_autograd(_twice, setup_context=_keep_for_twice)
