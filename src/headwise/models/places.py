@@ -48,7 +48,10 @@ def find_places(model: torch.nn.Module) -> list[Place]:
     places = []
     for key, members in stacks.items():
         layers = _layers(members)
-        for path, module in {id(module): (path, module) for path, module in reversed(members)}.values():
+        once: dict[int, tuple[str, torch.nn.Module]] = {}
+        for path, module in members:
+            once.setdefault(id(module), (path, module))
+        for path, module in once.values():
             owner = max((m for m in models if not m or path == m or path.startswith(m + ".")), key=len, default="")
             own = layers[id(module)]
             places.append(Place(module, path, names[key], own[0], _head_count(module), key[1], owner, own))
