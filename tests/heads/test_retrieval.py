@@ -90,19 +90,41 @@ def test_cross_attention_of_an_encoder_decoder() -> None:
     assert all(0 <= row["weight"] <= 1 for row in rows)
 
 
+PARTLY = Needle("The gate opens with copper.", "The gate opens with", " lanterns of copper")
 REFUSED: list[tuple[Any, str]] = [
     ({"length": 400}, r"retrieval: haystack must have at least length=400 tokens; got \d+"),
     ({"length": 0}, "retrieval: length must be a whole number from 1; got 0"),
     ({"depths": (1.5,)}, "retrieval: depths must be 0 to 1; got 1.5"),
     ({"depths": ()}, "retrieval: needles and depths must hold at least one each; got none"),
     ({"needles": [Needle("a b", "a", " xyz")]}, "retrieval: the answer must stand in its needle .*; got ' xyz'"),
+    ({"needles": [PARTLY]}, "retrieval: the answer must stand in its needle word for word; got ' lanterns of copper'"),
+    ({"needles": [Needle("a b", "a", "")]}, "retrieval: the answer must stand in its needle .*; got ''"),
+    ({"length": "5"}, "retrieval: length must be a whole number from 1; got '5'"),
+    ({"length": 10.5}, "retrieval: length must be a whole number from 1; got 10.5"),
+    ({"depths": ("a",)}, "retrieval: depths must be 0 to 1; got 'a'"),
+    ({"depths": (float("nan"),)}, "retrieval: depths must be 0 to 1; got nan"),
 ]
 
 
-@pytest.mark.parametrize(("options", "words"), REFUSED, ids=["long", "length", "depth", "none", "answer"])
+@pytest.mark.parametrize(("options", "words"), REFUSED, ids=[words[-20:] for _, words in REFUSED])
 def test_refuses(options: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         retrieval(marked.decoder(), marked.tokenizer(), HAY, **({"length": 40} | options))
+
+
+def test_refuses_what_is_no_sequence() -> None:
+    words = r"retrieval: depths must be a sequence of numbers from 0 to 1, as in \(0.1, 0.5\); got 0.5"
+    with pytest.raises(TypeError, match=words):
+        retrieval(marked.decoder(), marked.tokenizer(), HAY, length=40, depths=0.5)  # type: ignore[arg-type]
+    words = r"retrieval: needles must be an iterable of Needle; got Needle; put it into a list: \[Needle\(...\)\]"
+    with pytest.raises(TypeError, match=words):
+        retrieval(marked.decoder(), marked.tokenizer(), HAY, NEEDLES[0], length=40)  # type: ignore[arg-type]
+
+
+def test_depths_are_taken_for_every_needle_and_lengths_of_numpy() -> None:
+    options: Any = {"length": np.int64(40), "depths": iter((0.2, 0.7))}
+    row = retrieval(marked.decoder(), marked.tokenizer(), HAY, NEEDLES[:2], **options)[0]
+    assert row["texts"] == 4
 
 
 def test_refuses_a_model_that_says_nothing() -> None:

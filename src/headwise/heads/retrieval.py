@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from headwise.arrays import to_numpy
+from headwise.heads.given import items_of
 from headwise.heads.table import Table
 from headwise.models.running import evaluating
 from headwise.models.watch import watch
@@ -86,6 +88,7 @@ def retrieval(
         heads), answered, texts (needles times depths), tokens (all that were looked at).
     Raises:
         ValueError: the haystack is too short, an answer is not in its needle, a depth or length is out of range.
+        TypeError: a needle is no Needle, depths are no sequence.
 
     Source: Wu, Wang, Xiao, Peng, Fu (2024), Retrieval Head Mechanistically Explains Long-Context Factuality, section 2.
 
@@ -101,17 +104,14 @@ def retrieval(
     >>> len(rows), rows[0]["texts"], rows[0]["tokens"]
     (6, 1, 2)
     """
-    if isinstance(length, bool) or length < 1:
-        raise ValueError(f"retrieval: length must be a whole number from 1; got {length!r}")
+    length, depths = _length(length), _depths(depths)
     hay = list(tokenizer(haystack, add_special_tokens=False)["input_ids"])
     if len(hay) < length:
         raise ValueError(f"retrieval: haystack must have at least length={length} tokens; got {len(hay)}")
     found: dict[tuple[str, int], list[Array]] = {}
     answered, tokens = [], 0
-    for needle in needles:
+    for needle in items_of(needles, Needle, "retrieval", "needles"):
         for depth in depths:
-            if not 0 <= depth <= 1:
-                raise ValueError(f"retrieval: depths must be 0 to 1; got {depth}")
             run, inputs = _built(model, tokenizer, hay[:length], needle, depth)
             said, read = _read(model, run, inputs)
             answered.append(said)
@@ -145,6 +145,24 @@ def retrieval(
     return table
 
 
+def _length(length: Any) -> int:
+    if isinstance(length, bool) or not isinstance(length, numbers.Integral) or int(length) < 1:
+        raise ValueError(f"retrieval: length must be a whole number from 1; got {length!r}")
+    return int(length)
+
+
+def _depths(depths: Any) -> list[float]:
+    if not isinstance(depths, Iterable) or isinstance(depths, str):
+        raise TypeError(
+            f"retrieval: depths must be a sequence of numbers from 0 to 1, as in (0.1, 0.5); got {depths!r}"
+        )
+    found = list(depths)
+    for depth in found:
+        if not isinstance(depth, numbers.Real) or not 0 <= float(depth) <= 1:
+            raise ValueError(f"retrieval: depths must be 0 to 1; got {depth!r}")
+    return [float(depth) for depth in found]
+
+
 def _built(
     model: Any, tokenizer: Any, hay: list[int], needle: Needle, depth: float
 ) -> tuple[_Run, dict[str, torch.Tensor]]:
@@ -159,7 +177,7 @@ def _built(
     start = len(before) + at
     text = before + hay[:at] + inside + hay[at:] + question
     there = np.isin(answer, inside)
-    if not there.any():
+    if needle.answer.strip() not in needle.text or not there.any():
         raise ValueError(f"retrieval: the answer must stand in its needle word for word; got {needle.answer!r}")
     device = next(model.parameters()).device
     place = slice(start, start + len(inside))
