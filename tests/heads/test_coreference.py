@@ -91,11 +91,25 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     ([], ValueError, "coreference: texts must hold at least one link; got none"),
     ([Referring(SENTENCE, ["she"])], TypeError, r"coreference: a link must be a pair of words, .*; got 'she'"),
     ([Referring(SENTENCE, [("she", "nurse")])], ValueError, '"nurse" is not a word of the text'),
+    (["a"], TypeError, "coreference: texts must be an iterable of Referring; number 0 is of type str"),
+    (Referring("a b", [("a", "b")]), TypeError, "got Referring; put it into a list"),
+    (
+        [Referring(SENTENCE, [("she", "engineer"), ("she", "she")])],
+        ValueError,
+        r"coreference: a link must lead from a word to another; got \('she', 'she'\) in 'The scientist",
+    ),
     ([Referring(SENTENCE, [("the", "engineer")])], ValueError, '"the" is in the text 3 times; pick one with'),
 ]
 
 
-@pytest.mark.parametrize(("texts", "error", "words"), REFUSED, ids=["none", "no pair", "not there", "several"])
+@pytest.mark.parametrize(("texts", "error", "words"), REFUSED, ids=[words[-20:] for *_, words in REFUSED])
 def test_refuses(texts: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         coreference(marked.encoder(), marked.tokenizer(), texts)
+
+
+def test_refuses_links_that_no_head_can_see() -> None:
+    later = [Referring(SENTENCE, [("scientist", "engineer"), ("she", "problem")])]
+    words = r"coreference: texts must hold a link that the model can see; its mask hides all 2 of them: in a decoder"
+    with pytest.raises(ValueError, match=words):
+        coreference(marked.decoder(), marked.tokenizer(), later)

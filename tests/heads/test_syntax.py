@@ -141,6 +141,19 @@ def test_refuses() -> None:
     with pytest.raises(ValueError, match="syntax: batch_size must be a whole number from 1; got 0"):
         syntax(marked.encoder(), marked.tokenizer(), [], batch_size=0)
 
+    for given, words in (
+        (["a"], "syntax: sentences must be an iterable of Sentence; number 0 is of type str"),
+        (5, "syntax: sentences must be an iterable of Sentence; got int"),
+        (chain(3), r"got Sentence; put it into a list: \[Sentence\(...\)\]"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            syntax(marked.encoder(), marked.tokenizer(), given)  # type: ignore[arg-type]
+    own = Sentence("a b", [(0, 1), (2, 3)], [0, -1], ["x", "root"])
+    with pytest.raises(
+        ValueError, match="of the 1 there are each is of a word on itself, or of words that have no tok"
+    ):
+        syntax(marked.encoder(), marked.tokenizer(), [own])
+
     class Slow:
         is_fast = False
 

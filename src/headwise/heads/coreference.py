@@ -11,6 +11,7 @@ import numpy as np
 
 from headwise.heads.edges import Edge, Marked, read_edges
 from headwise.heads.find import pick
+from headwise.heads.given import items_of
 from headwise.heads.table import Table
 from headwise.heads.words import words_of
 
@@ -41,7 +42,8 @@ def coreference(model: Any, tokenizer: Any, texts: Iterable[Referring], *, batch
         mean accuracy of the layer's other heads; left_out: how many texts were left out, for they have more tokens than
         the model takes.
     Raises:
-        ValueError: a word is not in its text, or is there more than once; no links. TypeError: a link is no pair.
+        ValueError: a word is not in its text, or is there more than once; no links, or none that
+        the model can see; a link of a word to itself. TypeError: a text is no Referring, a link is no pair.
 
     Source: Clark, Khandelwal, Levy, Manning (2019), What Does BERT Look At?, section 4.3 and table 2.
 
@@ -54,7 +56,7 @@ def coreference(model: Any, tokenizer: Any, texts: Iterable[Referring], *, batch
     >>> row["layer"], row["head"], row["accuracy"], round(row["weight"], 2)
     (5, 10, 1.0, 0.34)
     """
-    marked = [_marked(tokenizer, text) for text in texts]
+    marked = [_marked(tokenizer, text) for text in items_of(texts, Referring, "coreference", "texts")]
     if not any(text.edges for text in marked):
         raise ValueError("coreference: texts must hold at least one link; got none")
     found, edges, left_out = read_edges(model, tokenizer, marked, False, batch_size, "coreference")
@@ -88,6 +90,11 @@ def coreference(model: Any, tokenizer: Any, texts: Iterable[Referring], *, batch
                     "left_out": left_out,
                 }
             )
+    if not table:
+        raise ValueError(
+            f"coreference: texts must hold a link that the model can see; its mask hides all {len(edges)} of them: in "
+            "a decoder a link must lead from a word to one before it"
+        )
     return table
 
 
@@ -106,6 +113,10 @@ def _marked(tokenizer: Any, text: Referring) -> Marked:
         if not isinstance(link, tuple | list) or len(link) != 2 or not all(isinstance(x, str) for x in link):
             raise TypeError(f"coreference: a link must be a pair of words, as in ('she', 'engineer'); got {link!r}")
         source, target = pick(words, link[0]), pick(words, link[1])
+        if source == target:
+            raise ValueError(
+                f"coreference: a link must lead from a word to another; got {link!r} in {text.text[:60]!r}"
+            )
         among = None
         if text.mentions is not None:
             among = sorted({target, *(pick(words, mention) for mention in text.mentions)} - {source})

@@ -12,6 +12,7 @@ import numpy as np
 
 from headwise.heads.conllu import Sentence, read_conllu
 from headwise.heads.edges import BACKWARD, FORWARD, Edge, Marked, mark, read_edges
+from headwise.heads.given import items_of
 from headwise.heads.table import Table
 
 DIRECTIONS = {FORWARD: "dependent -> head", BACKWARD: "head -> dependent"}
@@ -39,7 +40,8 @@ def syntax(
         choose from, averaged; others: mean accuracy of the layer's other heads; left_out: how many sentences were left
         out, for they have more tokens than the model takes.
     Raises:
-        ValueError: the file is no CoNLL-U, or there is no dependency in it. TypeError: a slow tokenizer.
+        ValueError: the file is no CoNLL-U, or there is no dependency in it that can be looked up. TypeError: a slow
+        tokenizer, or what is no Sentence.
 
     Source: Clark, Khandelwal, Levy, Manning (2019), What Does BERT Look At?, section 4.2 and table 1.
 
@@ -52,7 +54,7 @@ def syntax(
     (432, 2, ['all', 'nsubj', 'obj'])
     """
     given = read_conllu(sentences) if isinstance(sentences, str | os.PathLike) else sentences
-    texts = (_marked(tokenizer, sentence) for sentence in given)
+    texts = (_marked(tokenizer, sentence) for sentence in items_of(given, Sentence, "syntax", "sentences"))
     found, edges, left_out = read_edges(model, tokenizer, texts, True, batch_size, "syntax")
     if not edges:
         raise ValueError("syntax: sentences must hold at least one dependency between two words; got none")
@@ -88,6 +90,11 @@ def syntax(
                         "left_out": left_out,
                     }
                 )
+    if not table:
+        raise ValueError(
+            f"syntax: sentences must hold a dependency that can be looked up; of the {len(edges)} there are each is of "
+            "a word on itself, or of words that have no token of their own or that the model's mask hides"
+        )
     return table
 
 
