@@ -336,6 +336,8 @@ def test_one_text_has_no_interval_and_none_has_no_mean() -> None:
     ("change", "words"),
     [
         ({"reads": ["entrpy"]}, "survey: reads must be among entropy, peak, distance, .*; got 'entrpy'"),
+        ({"reads": "entropy"}, r"survey: reads must be a list of names, as in \['entropy', 'peak'\]; got 'entropy'"),
+        ({"reads": 3}, "survey: reads must be a list of names, .*; got 3"),
         ({"reads": []}, "survey: reads must name at least one read, each once; got none"),
         ({"reads": ["peak", "peak"]}, "each once; got peak, peak"),
         ({"batch": 0}, "survey: batch must be an int of at least 1; got 0"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,7 @@ def survey(
         ValueError: an argument, the corpus or what lies beside the output cannot be used. RuntimeError: another process
         has ended. OSError: the output cannot be written.
     """
-    names = list(FIGURES if reads is None else reads)
+    names = _names(reads)
     for name in names:
         if name not in FIGURES:
             raise ValueError(f"survey: reads must be among {', '.join(FIGURES)}; got {name!r}")
@@ -106,6 +106,14 @@ def survey(
     }
     with _threads(threads), group() as processes:
         return _Survey(reader, texts, out, settings, processes, progress).run(batch)
+
+
+def _names(reads: Any) -> list[Any]:
+    if reads is None:
+        return list(FIGURES)
+    if isinstance(reads, str) or not isinstance(reads, Iterable):
+        raise ValueError(f"survey: reads must be a list of names, as in ['entropy', 'peak']; got {reads!r}")
+    return list(reads)
 
 
 @contextmanager
