@@ -14,6 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from headwise.backends.blocks import Block, blocks, key_heads
+from headwise.backends.wide_indices import wide_indices
 from headwise.scores import Options, keep, modified, take_bias
 from headwise.shapes import Sizes
 
@@ -151,7 +152,8 @@ def finish(s: Tensor, at: Any, bias_at: Any, options: Options, sizes: Sizes) -> 
     if options.score_mod is not None:
         if allowed is not None:  # what the function learns must not meet a masked NaN, not even times a zero gradient
             s = torch.where(allowed, s, 0.0)
-        result = options.score_mod(s, b, h, i, j)
+        with wide_indices(s):
+            result = options.score_mod(s, b, h, i, j)
         result = torch.as_tensor(result, device=s.device) if isinstance(result, int | float) else result
         s = modified(result, s).to(s.dtype).expand(s.shape)
     if options.bias is not None:
