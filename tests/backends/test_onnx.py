@@ -39,6 +39,9 @@ CASES: dict[str, Any] = {
         "head_gate": GATE,
         "softcap": 2.0,
     },
+    "a negative scale": lambda **_: {"scale": -0.7, "mask": hw.causal()},
+    "no scale": lambda **_: {"scale": 0.0, "mask": hw.causal()},
+    "less than fp32 holds": lambda **_: {"scale": 1e-46},
     "a score function": lambda **_: {"score_mod": lambda s, b, h, i, j: s - 0.1 * (i - j).abs(), "mask": hw.causal()},
 }
 EXTRA = {
@@ -103,7 +106,7 @@ def agrees(model: Any, run: Callable[..., Any], atol: float) -> None:
 def test_every_option_runs_at_any_size_to_the_same_result(everything: Any) -> None:
     model, program = everything
     nodes = [node.op_type for node in program.model.graph]
-    assert nodes.count("Attention") == 2 * (len(CASES) - 1)  # one for out, one for lse; none for the score function
+    assert nodes.count("Attention") == len(CASES) - 1  # none for the score function
     agrees(model, onnx_reference.ReferenceEvaluator(program.model_proto).run, 2e-6)
 
 
@@ -112,6 +115,45 @@ def test_onnx_runtime_gives_the_same_result(everything: Any) -> None:
     model, program = everything
     session = runtime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
     agrees(model, session.run, 2e-6)
+
+
+EXACTLY: dict[str, tuple[torch.dtype, float, Any]] = {  # the dtype of q, how near, the options
+    "fp16, a bias beyond its numbers": (torch.float16, 5e-4, {"bias": torch.tensor([[0.0, -1e5, 1.0, -1e5, -3.0]])}),
+    "fp16, every key pushed away": (torch.float16, 5e-4, {"bias": torch.full((1, 5), -1e5)}),
+    "fp16, a hidden key and integers": (torch.float16, 5e-4, {"bias": torch.tensor(-100000), "mask": hw.causal()}),
+    "fp16, a sink of fp32": (torch.float16, 5e-4, {"bias": torch.tensor(1e5), "sinks": torch.full((H,), 1e5)}),
+    "fp16, a gate of fp32": (torch.float16, 5e-4, {"head_gate": torch.full((H,), 1.0 + 2**-12)}),
+    "fp64, the default scale": (torch.float64, 1e-14, {}),
+    "fp64, a scale below 0": (torch.float64, 1e-14, {"scale": -0.7}),
+    "fp64, a scale fp32 does not hold": (torch.float64, 1e-14, {"scale": 1e-46}),
+}
+
+
+@pytest.mark.parametrize("name", EXACTLY)
+def test_no_number_is_rounded_on_its_way_into_the_operator(name: str) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    dtype, atol, options = EXACTLY[name]
+
+    class One(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            return hw.attention(q, k, v, return_lse=True, **options)
+
+    torch.manual_seed(0)
+    given = [torch.randn(2, heads, n, D, dtype=dtype) for heads, n in ((H, 3), (HKV, 5), (HKV, 5))]
+    program = torch.onnx.export(
+        One().eval(),
+        tuple(given),
+        dynamo=True,
+        opset_version=23,
+        verbose=False,
+        custom_translation_table=hw.onnx_translations(),
+    )
+    session = runtime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    out, lse = session.run(None, {x.name: y.numpy() for x, y in zip(session.get_inputs(), given, strict=True)})
+    right, right_lse = One()(*given)
+    assert out.dtype == right.numpy().dtype
+    np.testing.assert_allclose(out, right.numpy(), rtol=0, atol=atol)
+    np.testing.assert_allclose(lse, right_lse.numpy(), rtol=1e-7, atol=2e-6 if lse.dtype == np.float32 else atol)
 
 
 def test_a_layer_exports_with_its_one_operator() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from headwise.backends import ops as ops
@@ -53,6 +54,13 @@ def _attention(
     op: Any = opset23
     if dropout_p:
         raise ValueError("onnx_translations: ONNX's Attention has no dropout; export the model in eval mode")
+    Hkv, D = int(k.shape[1]), int(q.shape[3])
+    wide = DOUBLE if int(q.dtype) == DOUBLE else FLOAT
+    extra = [x for x in (bias, sinks, gate) if x is not None]
+    narrow = q if int(q.dtype) in NARROW and any(x.dtype != q.dtype for x in extra) else None
+    if narrow is not None:  # numbers beyond fp16, -1e5 say, must not become infinite: all in fp32, as the kernels do
+        q, k, v = (op.Cast(x, to=FLOAT) for x in (q, k, v))
+    q, scale = _scaled(op, q, scale, wide == DOUBLE)
     one = op.Constant(value_ints=[1])
     L, S = op.Shape(q, start=2, end=3), op.Shape(k, start=2, end=3)
     all_scores = op.Concat(op.Shape(q, start=0, end=3), S, axis=0)  # B, H, L, S
@@ -71,8 +79,8 @@ def _attention(
         column = op.Expand(column, op.Concat(op.Shape(q, start=0, end=3), one, axis=0))
         added = op.Concat(added, column, axis=3)
     out = op.Attention(q, k, v, added, scale=scale, softcap=softcap)[0]
-    scores = op.Attention(q, k, v, added, scale=scale, softcap=softcap, qk_matmul_output_mode=2)[3]
-    lse = op.ReduceLogSumExp(op.Cast(scores, to=_wide(q)), op.Constant(value_ints=[3]), keepdims=0)
+    scores = _scores(op, op.Cast(q, to=wide), op.Cast(k, to=wide), Hkv, D, added, added is allowed, scale, softcap)
+    lse = op.ReduceLogSumExp(scores, op.Constant(value_ints=[3]), keepdims=0)
     if allowed is not None and sinks is None:  # runtimes differ in what a row with nothing to attend to gives
         last = op.Constant(value_ints=[3])
         some = op.Cast(op.ReduceMax(op.Cast(allowed, to=INT32), last, keepdims=1), to=BOOL)  # [B, H, L, 1]
@@ -80,14 +88,46 @@ def _attention(
         lse = op.Where(op.Squeeze(some, last), lse, op.CastLike(op.Constant(value_float=float("-inf")), lse))
     if gate is not None:  # [H] or [B, H]
         out = op.Mul(out, op.Unsqueeze(op.CastLike(gate, q), op.Constant(value_ints=[-2, -1])))
-    return out, lse
+    return out if narrow is None else op.CastLike(out, narrow), lse
 
 
-INT32, INT64, BOOL, FLOAT, DOUBLE = 6, 7, 9, 1, 11  # onnx.TensorProto's numbers
+def _scores(op: Any, q: Any, k: Any, Hkv: int, D: int, added: Any, is_rule: bool, scale: float, softcap: float) -> Any:
+    """[B, H, L, S], what the softmax is taken of.
+
+    Attention's own output of them is of no use: where S is dynamic, onnx's shape inference gives it a last axis of 0,
+    and ONNX Runtime then takes the scores of attentions with other S for arrays of one size.
+    """
+    shape = op.Concat(op.Shape(q, start=0, end=3), op.Shape(k, start=2, end=3), axis=0)
+    of_a_key_head = op.Constant(value_ints=[0, Hkv, -1, D])  # its query heads, one after the other
+    s = op.MatMul(op.Reshape(q, of_a_key_head), op.Transpose(k, perm=[0, 1, 3, 2]))
+    s = op.Mul(op.Reshape(s, shape), _number(op, scale, q))
+    if softcap:
+        cap = _number(op, softcap, q)
+        s = op.Mul(cap, op.Tanh(op.Div(s, cap)))
+    if added is None:
+        return s
+    if is_rule:
+        return op.Where(added, s, _number(op, float("-inf"), q))
+    return op.Add(s, op.CastLike(added, q))
 
 
-def _wide(q: Any) -> int:
-    return DOUBLE if int(q.dtype) == DOUBLE else FLOAT
+def _number(op: Any, x: float, q: Any) -> Any:
+    from onnxscript import ir
+
+    return op.CastLike(op.Constant(value=ir.tensor(np.array(x))), q)
+
+
+FLOAT, INT32, INT64, BOOL, FLOAT16, DOUBLE, BFLOAT16 = 1, 6, 7, 9, 10, 11, 16  # onnx.TensorProto's numbers
+NARROW = (FLOAT16, BFLOAT16)
+
+
+def _scaled(op: Any, q: Any, scale: float, wide: bool) -> tuple[Any, float]:
+    """q and its scale as ONNX's attribute holds one: an fp32 number, above 0 for ONNX Runtime. The rest goes into q."""
+    with np.errstate(over="ignore"):
+        held = float(np.float32(abs(scale)))
+    if held == scale > 0 or (held > 0 and not wide):
+        return (q if scale > 0 else op.Neg(q)), abs(scale)
+    return op.Mul(q, _number(op, scale, q)), 1.0
 
 
 class _Rule:
