@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -173,6 +174,34 @@ def test_an_error_while_opening_leaves_nothing(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(RuntimeError, match="no"), hw.watch(model):
         pass
     assert state(model) == before
+
+
+BLOCKS: list[Any] = [
+    lambda model: hw.watch(model),
+    lambda model: hw.ablate(model, [(0, 1)]),
+    lambda model: hw.ablate(model, [(0, 1)], "mean", texts={"input_ids": zoo.ids(1, 7)}),
+]
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_copy_made_inside_a_block_is_an_ordinary_model(kind: str, block: Any) -> None:
+    model, inputs = getattr(zoo, kind)()
+    if kind == "t5":
+        block = hw.watch
+    before, wanted = state(model), model(**inputs)[0]
+    with block(model), hw.watch(model) as heads:
+        twin = copy.deepcopy(model)
+        assert torch.equal(twin(**inputs)[0], wanted)  # the copy neither is watched nor has heads that are off
+        assert not any(part.layers for part in heads.parts.values())
+        model(**inputs)
+    assert torch.equal(twin(**inputs)[0], wanted)
+    assert state(twin)[0] == before[0]
+    assert state(model) == before
+    with hw.watch(twin) as again:
+        twin(**inputs)
+    assert again.parts.keys() == heads.parts.keys()
+    assert all(part.check().ok for part in again.parts.values())
 
 
 # reading masks

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headwise.models.interface import Seen, Session
+from headwise.models.interface import Hook, Seen, Session
 from headwise.models.places import Place
 from headwise.models.substitutes import Now, Substitutes, projections_of
 
@@ -117,7 +117,7 @@ class Ablation(Session):
                 x = self._values.put(now, now.split(args[0], projection))
                 return (x.reshape(args[0].shape), *args[1:])
 
-            self._hooked.append(projection.module.register_forward_pre_hook(put))
+            self._hooked.append(projection.module.register_forward_pre_hook(Hook(put)))
 
     def close(self) -> None:
         super().close()

@@ -9,7 +9,7 @@ afterwards. Several sessions may be open, on one model or on many, and may close
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,8 +84,10 @@ class Session:
             for path, module in self.model.named_modules():
                 if isinstance(module, PreTrainedModel):
                     run = self.runs.setdefault(path, Run())
-                    self._hooks.append(module.register_forward_pre_hook(self._before(path, run), with_kwargs=True))
-                    self._hooks.append(module.register_forward_hook(_after(run), always_call=True))
+                    self._hooks.append(
+                        module.register_forward_pre_hook(Hook(self._before(path, run)), with_kwargs=True)
+                    )
+                    self._hooks.append(module.register_forward_hook(Hook(_after(run)), always_call=True))
             with _lock:
                 for config in _configs_of(self.places.values(), self.model):
                     _switch(config)
@@ -167,6 +169,43 @@ class Session:
         raise NotImplementedError
 
 
+class Borrowed(str):
+    """The registered name, as the value of a config that is pointed here; a copy of it is what the config had before,
+    so that a model that is copied meanwhile is an ordinary one.
+    """
+
+    before: str | None
+
+    def __new__(cls, before: str | None) -> Borrowed:
+        self = super().__new__(cls, NAME)
+        self.before = before
+        return self
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        return _same, (self.before,)
+
+
+class Hook:
+    """A hook of this model only: in a copy of the model it does nothing."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+    def __deepcopy__(self, _: Any) -> Hook:
+        return Hook(_nothing)
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
 _lock = threading.RLock()
 _open: list[Session] = []
 _switched: dict[int, tuple[PreTrainedConfig, str | None, int]] = {}
@@ -175,7 +214,7 @@ _switched: dict[int, tuple[PreTrainedConfig, str | None, int]] = {}
 def _switch(config: PreTrainedConfig) -> None:
     kept, before, n = _switched.get(id(config), (config, config._attn_implementation_internal, 0))
     _switched[id(config)] = (kept, before, n + 1)
-    config._attn_implementation_internal = NAME
+    config._attn_implementation_internal = Borrowed(before)
 
 
 def _restore(config: PreTrainedConfig) -> None:
