@@ -69,8 +69,8 @@ def watch(
     [torch.Size([1, 2, 5]), torch.Size([1, 2, 2])]
     """
     recorder = Recorder(model, tokenizer, keep, layers, heads)
-    if file is not None and not Path(file).resolve().parent.is_dir():
-        raise FileNotFoundError(f"watch: there is no folder {Path(file).resolve().parent} to write {file} in; make it")
+    if file is not None:
+        _check_file(Path(file))
     recorder.open()
     try:
         yield recorder.heads
@@ -78,6 +78,17 @@ def watch(
         recorder.close()
     if file is not None:
         recorder.heads.save(file)
+
+
+def _check_file(file: Path) -> None:
+    """What can be told of a file before the block has run."""
+    place = file.resolve()
+    if not place.parent.is_dir():
+        raise FileNotFoundError(f"watch: there is no folder {place.parent} to write {file} in; make it")
+    if place.is_dir():
+        raise IsADirectoryError(f"watch: file must name a file to write; {file} is a folder; name a file in it")
+    if place.exists() and not place.is_file():
+        raise FileExistsError(f"watch: file must name a file to write; {file} is there and is no file; take another")
 
 
 class Recorder(Session):
