@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from models import zoo
@@ -183,3 +184,13 @@ def test_heads_stay_off_where_gradient_checkpointing_runs_a_layer_once_more() ->
         found.append([p.grad.clone() for p in model.parameters()])
     for x, y in zip(*found, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
+
+
+def test_takes_ints_of_numpy_and_torch() -> None:
+    model, inputs = zoo.bert()
+    with hw.ablate(model, [(1, 2)]):
+        wanted = main_output(model(**inputs))
+    with hw.ablate(model, [(np.int64(1), torch.tensor(2))]):
+        assert torch.equal(main_output(model(**inputs)), wanted)
+    with pytest.raises(TypeError, match=r"ablate: heads must be pairs"), hw.ablate(model, [(np.bool_(True), 2)]):
+        pass

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import mmap
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from models import zoo
@@ -210,7 +212,7 @@ def test_layers_that_share_a_module_are_chosen_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"keep": "reads"}, ValueError, 'watch: keep must be "weights" or a dict of reads, as in .* got \'reads\''),
+        ({"keep": "reads"}, ValueError, "watch: keep must be \"weights\" or a dict of reads, as in .* got 'reads'"),
         ({"keep": ["entropy"]}, TypeError, 'watch: keep must be "weights" or a dict of reads, .*; got list'),
         ({"keep": {"entrpy": True}}, ValueError, "keep must name reads among entropy, received, .*; got 'entrpy'"),
         ({"keep": {"value_norms": 1}}, ValueError, "keep must name reads among .*; got 'value_norms'"),
@@ -219,7 +221,8 @@ def test_layers_that_share_a_module_are_chosen_one_by_one() -> None:
         ({"keep": {"entropy": False, "top_k": None}}, ValueError, "watch: keep must ask for at least one read"),
         ({"keep": {"offsets": -1}}, ValueError, "read: offsets must be at least 0 .*; got -1"),
         ({"keep": {"offsets": True}}, TypeError, "read: offsets must be an int; got bool"),
-        ({"keep": {"top_k": 0}}, ValueError, "read: top_k must lie between 1 and .*; got 0"),
+        ({"keep": {"top_k": 0}}, ValueError, "read: top_k must lie between 1 and S; got 0"),
+        ({"keep": {"pooled": (0, 1)}}, ValueError, r"must lie between \(1, 1\) and \(L, S\); got \(0, 1\)"),
         ({"keep": {"pooled": 5}}, ValueError, "read: pooled must be .* got 5"),
         ({"layers": [2]}, ValueError, r"watch: layers must be among \[0, 1\]; got 2"),
         ({"layers": ["0"]}, TypeError, r"watch: layers must be ints, as in \[0, 5\]; got '0'"),
@@ -232,6 +235,14 @@ def test_layers_that_share_a_module_are_chosen_one_by_one() -> None:
         ({"heads": [(1, 0, 0)]}, TypeError, r"watch: heads must be ints, or pairs \(layer, head\) of ints; got"),
         ({"heads": [1.0]}, TypeError, "watch: heads must be ints, or pairs .* got 1.0"),
         ({"file": "no/such/folder/run"}, FileNotFoundError, "watch: there is no folder .*no/such/folder to write"),
+        ({"file": "."}, IsADirectoryError, r"watch: file must name a file to write; \. is a folder; name a file in it"),
+        ({"file": os.devnull}, FileExistsError, "watch: file must name a file to write; .* is there and is no file"),
+        (
+            {"layers": [0], "heads": [(1, 1)]},
+            ValueError,
+            r"watch: some of the heads must lie in the layers, .*; got layers \[0\] and heads \[\(1, 1\)\]",
+        ),
+        ({"layers": [np.bool_(True)]}, TypeError, "watch: layers must be ints"),
     ],
 )
 def test_refuses_what_cannot_be_kept(options: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -257,3 +268,14 @@ def test_what_was_not_kept_says_what_was() -> None:
         whole.reads(1)
     with pytest.raises(ValueError, match=r"heads: layer must be one of \[0, 1\]; got 2"):
         heads.reads(2)
+
+
+def test_takes_ints_of_numpy_and_torch() -> None:
+    model, inputs = zoo.bert()
+    with hw.watch(model, layers=np.arange(1, 2), heads=[np.int64(3), (np.int8(1), torch.tensor(4))]) as heads:
+        model(**inputs)
+    assert heads.layers == [1]
+    assert heads.heads_of(1) == [3, 4]
+    with hw.watch(model, layers=np.int32(0)) as heads:
+        model(**inputs)
+    assert heads.layers == [0]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headwise.models.interface import Hook, Seen, Session
+from headwise.models.numbers import index_of
 from headwise.models.places import Place
 from headwise.models.substitutes import Now, Substitutes, projections_of
 
@@ -165,13 +166,13 @@ def _pairs(name: str, pairs: Iterable[Any], counts: dict[int, int | None], part:
     """Layers and their heads, checked against how many there are."""
     off: dict[int, set[int]] = {}
     for pair in pairs:
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(_is_int(n) for n in pair):
+        layer, head = map(index_of, pair) if isinstance(pair, tuple | list) and len(pair) == 2 else (None, None)
+        if layer is None or head is None:
             raise TypeError(f"ablate: {name}s must be pairs (layer, {name}) of ints; got {pair!r}")
-        layer, head = pair
         if layer not in counts:
             raise ValueError(f"ablate: layer must be one of {sorted(counts)} ({part}); got {layer}")
         _check(name, layer, head, counts[layer])
-        off.setdefault(layer, set()).add(int(head))
+        off.setdefault(layer, set()).add(head)
     return off
 
 

@@ -16,6 +16,7 @@ import torch
 from headwise import masks
 from headwise.models.calls import new_call
 from headwise.models.interface import Seen
+from headwise.models.numbers import index_of
 from headwise.models.places import Place
 from headwise.reading import Reads, asked
 from headwise.weights import Weights
@@ -53,7 +54,19 @@ def keep_of(keep: Any, layers: Any, heads: Any, places: Iterable[Place]) -> Keep
     for layer in sorted(some or ()):
         if layer not in counts:
             raise ValueError(f"watch: layers must be among {sorted(counts)}; got {layer}")
-    return Keep(_reads(keep), some, None if heads is None else _heads(heads, counts))
+    chosen = None if heads is None else _heads(heads, counts)
+    if some and chosen and not any(_is_in(head, some, counts) for head in chosen):
+        raise ValueError(
+            f"watch: some of the heads must lie in the layers, or nothing is kept; got layers {sorted(some)} and "
+            f"heads {sorted(chosen, key=str)}"
+        )
+    return Keep(_reads(keep), some, chosen)
+
+
+def _is_in(head: Any, layers: frozenset[int], counts: dict[int, list[int | None]]) -> bool:
+    if isinstance(head, tuple):
+        return head[0] in layers
+    return any(count is None or head < count for layer in layers for count in counts[layer])
 
 
 def _reads(keep: Any) -> dict[str, Any] | None:
@@ -73,7 +86,11 @@ def _reads(keep: Any) -> dict[str, Any] | None:
     if not wanted:
         raise ValueError(f"watch: keep must ask for at least one read; got {keep}")
     offsets, top_k, pooled, mass = (wanted.get(name) for name in SIZED)
-    asked(_ANY, False, False, offsets, False, top_k, pooled, mass, None)
+    try:
+        asked(_ANY, False, False, offsets, False, top_k, pooled, mass, None)
+    except ValueError as error:  # the text's own L and S are not known yet
+        words = str(error).replace(f"(L, S) = {_ANY[2:]}", "(L, S)").replace(f"S={_ANY[3]}", "S")
+        raise ValueError(words.replace(f"0..{_ANY[3] - 1}", "0 and above")) from None
     return wanted
 
 
@@ -87,32 +104,35 @@ def _head_counts(places: Iterable[Place]) -> dict[int, list[int | None]]:
 
 
 def _numbers(name: str, given: Any) -> list[int]:
-    every = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    for n in every:
-        if not isinstance(n, int) or isinstance(n, bool):
+    found = []
+    for n in _listed(given):
+        number = index_of(n)
+        if number is None:
             raise TypeError(f"watch: {name} must be ints, as in [0, 5]; got {n!r}")
-    return every
+        found.append(number)
+    return found
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def _heads(given: Any, counts: dict[int, list[int | None]]) -> frozenset[Any]:
-    every = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    for n in every:
-        pair = n if isinstance(n, tuple) else (None, n)
-        if len(pair) != 2 or not all(_is_int(x) for x in pair[pair[0] is None :]):
+    found: list[Any] = []
+    for n in _listed(given):
+        pair = [index_of(x) for x in (n if isinstance(n, tuple) else (n,))]
+        if len(pair) > 2 or None in pair or isinstance(n, tuple) != (len(pair) == 2):
             raise TypeError(f"watch: heads must be ints, or pairs (layer, head) of ints; got {n!r}")
-        layer, head = pair
+        layer, head = (pair[0] if len(pair) == 2 else None), pair[-1] or 0
         if layer is not None and layer not in counts:
-            raise ValueError(f"watch: the layers of heads must be among {sorted(counts)}; got {n}")
+            raise ValueError(f"watch: the layers of heads must be among {sorted(counts)}; got {(layer, head)}")
         known = [count for at, some in counts.items() if layer in (None, at) for count in some]
         if head < 0 or (None not in known and head >= max(x for x in known if x is not None)):
             last = "" if None in known else f" to {max(x for x in known if x is not None) - 1}"
             where = "" if layer is None else f" in layer {layer}"
             raise ValueError(f"watch: head must be 0{last}{where}; got {head}")
-    return frozenset(every)
-
-
-def _is_int(n: Any) -> bool:
-    return isinstance(n, int) and not isinstance(n, bool)
+        found.append(head if layer is None else (layer, head))
+    return frozenset(found)
 
 
 @dataclass(eq=False)
