@@ -91,7 +91,7 @@ def commands() -> None:
     metavar="PATH_OR_NAME",
     default=MODEL,
     show_default=True,
-    help="A model's folder or .gguf file, or an installed model's name.",
+    help="A model's folder or .gguf file, or the name of an installed one: minilm or smollm2.",
 )
 @click.option(
     "--link",
@@ -99,7 +99,7 @@ def commands() -> None:
     metavar="FROM:TO",
     multiple=True,
     callback=parse_links,
-    help="Rank the heads by how much FROM attends to TO; may be given several times.",
+    help="Rank the heads by how much FROM attends to TO; may be given several times. word#2 is a word's second place.",
 )
 @click.option(
     "-o",

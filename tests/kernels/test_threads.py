@@ -118,6 +118,22 @@ def test_the_number_follows_torch_then_what_was_set(monkeypatch):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(
+    ("said", "number"), [("3", 3), (" 2,4", 2), ("99", 8), ("0", 8), ("many", 8), ("", 8), (None, 8)]
+)
+def test_without_torch_the_environment_says_how_many(monkeypatch, said, number):
+    monkeypatch.setattr(thread_count, "cpus", lambda: frozenset(range(8)))
+    monkeypatch.setattr(thread_count, "_asked", None)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert hw.get_num_threads() == number
+    assert ("OMP_NUM_THREADS says" in thread_count.why()) == (said in ("3", " 2,4", "99"))
+    monkeypatch.setattr(thread_count, "_asked", 5)
+    assert hw.get_num_threads() == 5
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
 def test_never_more_threads_than_cpus_this_process_may_run_on():
     before = os.sched_getaffinity(0)

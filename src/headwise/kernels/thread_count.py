@@ -1,7 +1,7 @@
 """How many threads the compiled kernels use.
 
-What `set_num_threads` said, else torch's own number where torch is loaded, else the CPUs this process may run on; never
-more than those.
+What `set_num_threads` said, else torch's own number where torch is loaded, else OMP_NUM_THREADS, else the CPUs this
+process may run on; never more than those.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ def set_num_threads(n: int | None) -> None:
     """How many threads the compiled kernels use, the calling one among them; never more than the CPUs.
 
     Args:
-        n: at least 1; None follows torch where it is loaded, else all CPUs this process may run on.
+        n: at least 1; None follows torch where it is loaded, else OMP_NUM_THREADS where it is set, else all CPUs this
+            process may run on.
     Raises:
         TypeError: n is not an int or None.
         ValueError: n is less than 1.
@@ -41,6 +42,8 @@ def get_num_threads() -> int:
     if wanted is None and "torch" in sys.modules:
         with contextlib.suppress(AttributeError):  # torch is still being imported
             wanted = int(sys.modules["torch"].get_num_threads())
+    if wanted is None:
+        wanted = _environment()
     available = len(cpus())
     return available if wanted is None else min(wanted, available)
 
@@ -50,7 +53,15 @@ def why() -> str:
     limit = f"{len(cpus())} CPUs may be used"
     if _asked is not None:
         return f"set_num_threads said {_asked}; {limit}"
-    return f"torch says {sys.modules['torch'].get_num_threads()}; {limit}" if "torch" in sys.modules else limit
+    if "torch" in sys.modules:
+        return f"torch says {sys.modules['torch'].get_num_threads()}; {limit}"
+    return limit if _environment() is None else f"OMP_NUM_THREADS says {_environment()}; {limit}"
+
+
+def _environment() -> int | None:
+    """OMP_NUM_THREADS, the first of its levels; None where it says no number."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else None
 
 
 def cpus() -> frozenset[int]:
