@@ -108,3 +108,36 @@ def test_only_rows_that_are_far_are_made_from_their_whole_row() -> None:
     near = hw.attention(*arrays, bias=options["bias"] * 0, scale=1.0, weights=True)[1]
     assert near._source.far((slice(None),) * 3) is None
     np.testing.assert_array_equal(w[:, :, 7:], near[:, :, 7:])
+
+
+@pytest.mark.parametrize(("kind", "backend"), READS)
+@pytest.mark.parametrize("slices", ["products", "kernels"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_without_a_number_gives_none_to_a_masked_key(kind: str, backend: str, slices: str, bad: float) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 1, 2, 67, 7))
+    q[0, 0, 5, 0] = q[0, 1, 41, 0] = bad
+    seen = (np.arange(67) <= np.arange(67)[:, None]) & (np.arange(67) < 61) & (np.arange(67) > 1)
+    mask = hw.causal() & hw.key_lengths(61) & hw.keys(np.arange(67)[None] > 1)
+    truth = reference.attention(q, k, v, allowed=seen)
+    A = np.where(np.isneginf(truth.scores), 0, truth.weights)
+    assert np.isnan(A).any() and not np.isnan(A[:, :, ~seen]).any()
+    norms = np.where(np.arange(67) % 5 > 0, 2.0, 0.5)
+    with mock.patch.object(compiled_reads, "SMALL", 0 if slices == "kernels" else 1 << 60):
+        w = hw.attention(*given((q, k, v), kind), mask=mask, weights=True)[1]
+        reads = w.read(
+            received=True, offsets=3, top_k=2, pooled=(67, 67), mass=[([5], [1, 61]), ([5], [9])], backend=backend
+        )
+        scaled = w.read(received=True, value_norms=norms, backend=backend)
+        near: dict[str, Any] = {"rtol": 0, "atol": 1e-12}
+        np.testing.assert_allclose(wide(w[...]), A, **near)
+        np.testing.assert_allclose(wide(w[0, [0, 1, 0]]), A[0, [0, 1, 0]], **near)
+        np.testing.assert_allclose(wide(w[[0, 0], [0, 1], [5, 41]]), A[[0, 0], [0, 1], [5, 41]], **near)
+    np.testing.assert_allclose(wide(reads.received), A.sum(2), **near)
+    np.testing.assert_allclose(wide(scaled.received), (A * norms).sum(2), **near)
+    np.testing.assert_allclose(wide(reads.pooled), A, **near)
+    np.testing.assert_array_equal(wide(reads.mass), 0)
+    values, keys = (wide(x) for x in reads.top_k)
+    first = np.argsort(-np.where(np.isnan(A), np.inf, A), axis=3, kind="stable")[..., :2]
+    np.testing.assert_array_equal(keys[:, :, 3:], first[:, :, 3:])  # the rows before see less than two keys
+    np.testing.assert_allclose(values, np.take_along_axis(A, first, 3), **near)

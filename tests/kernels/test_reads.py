@@ -247,3 +247,23 @@ def test_a_map_is_joined_only_where_chunks_share_a_row(r, shared, op):
     assert np.shares_memory(found, one.values["cells0"]) == (not shared)
     right = reference.pooled(c.weights, c.truth.scores, r, 37, {"add": "sum", "max": "max"}[op])
     np.testing.assert_allclose(found, right, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("isa", GEOMETRIES)
+@pytest.mark.parametrize("name", ["plain", "all"])
+def test_the_largest_score_of_each_row_and_rows_without_a_sum(name, isa):
+    """On the checking machine; a hidden key weighs 0 whatever lse is, and what is not a number is the largest."""
+    c = case(SIZES["several blocks"], "float32", name)
+    lse, c.lse = c.lse, np.full_like(c.lse, -np.inf)
+    peak = interpret(c, Wanted(peak=True), GEOMETRIES[isa]).peak
+    near = {"rtol": 0, "atol": 8 * TOLERANCE["float32"]}
+    np.testing.assert_allclose(peak, c.truth.scores.max(3), **near)
+    c.lse = lse.copy()
+    c.lse[:, :, 5] = np.nan
+    found = interpret(c, Wanted(columns=True, k_largest=2), GEOMETRIES[isa])
+    seen = ~np.isneginf(c.truth.scores[:, :, 5])
+    assert seen.any() and np.array_equal(np.isnan(found.columns), seen)
+    values, keys = (x[:, :, 5] for x in found.largest)
+    first = np.argsort(~seen, axis=2, kind="stable")[..., :2]
+    there = np.take_along_axis(seen, first, 2)
+    assert np.array_equal(values, np.where(there, np.inf, 0)) and np.array_equal(keys, np.where(there, first, -1))

@@ -98,7 +98,7 @@ def read(
         result.offsets[..., m - reach : m + reach + 1] = sums.diagonals
     means(ask, result, total, (sizes.L, sizes.S))
     if sums.largest is not None:
-        result.top_k = _filled(*sums.largest, np.isnan(lse))
+        result.top_k = _filled(*sums.largest, ~(np.isfinite(lse) | np.isneginf(lse)))
     return result
 
 
@@ -174,10 +174,10 @@ def _narrow(x: Array) -> Array:
 def _filled(values: Array, keys: Array, unknown: Array) -> tuple[Array, Array]:
     """The largest weights of each row with what is missing: keys of no weight, the lowest ones.
 
-    Where all weights of a row are not-a-number (unknown [b, h, L]) they are equals, too.
+    In a row without a sum (unknown [b, h, L]) the kernel took what is not a number for infinite, to put it first.
     """
     values, keys = values.astype(np.float64), keys.astype(np.int64)
-    values[unknown], keys[unknown] = np.nan, -1
+    values[unknown[..., None] & np.isinf(values)] = np.nan
     short = (keys < 0).any(3)
     if short.any():
         found = keys[short]  # [n, k]

@@ -107,7 +107,11 @@ def _diagonals(A: Array, position: Array, block: Block, m: int) -> Array:
 
 
 def _largest(A: Array, k: int) -> tuple[Array, Array]:
-    """The k largest of each row and their keys, ties to the lower key: [b, h, l, k] twice."""
+    """The k largest of each row and their keys, ties to the lower key: [b, h, l, k] twice; not-a-number comes first."""
+    unknown = np.isnan(A)
+    if unknown.any():
+        values, at = _largest(np.where(unknown, np.inf, A), k)
+        return np.where(np.take_along_axis(unknown, at, 3), np.nan, values), at
     if k == 1:
         at = A.argmax(3)[..., None]
         return np.take_along_axis(A, at, 3), at

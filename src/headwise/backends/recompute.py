@@ -188,13 +188,13 @@ class Recompute:
         return values
 
     def _exp(self, s: Any, rows: tuple[Any, ...], widen: tuple[Any, ...]) -> Any:
-        """Weights from scores: exp(s - lse), zero in a row whose lse is -inf."""
+        """Weights from scores: exp(s - lse), and zero where s is -inf, whatever the row's lse."""
         lse = self.lse[rows][widen]
         if is_torch(s):
             torch = sys.modules["torch"]
-            return torch.exp(s - torch.where(lse == -torch.inf, 0.0, lse))
+            return torch.exp(torch.where(s == -torch.inf, s, s - lse))
         lse = to_numpy(lse)
-        return np.exp(s - np.where(lse == -np.inf, s.dtype.type(0), lse))
+        return np.exp(s - lse if np.isfinite(lse).all() else np.where(s == -np.inf, s, s - lse))
 
     def _index(self, x: np.ndarray) -> Any:
         return like(x, self.q) if is_torch(self.q) else x

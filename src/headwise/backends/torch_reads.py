@@ -181,7 +181,11 @@ def _within(at: Tensor, cut: slice) -> Tensor:
 
 
 def _largest(A: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row and their keys, ties to the lower key: [b, h, l, k] twice."""
+    """The k largest of each row and their keys, ties to the lower key: [b, h, l, k] twice; not-a-number comes first."""
+    unknown = torch.isnan(A)
+    if bool(unknown.any()):
+        values, at = _largest(torch.where(unknown, torch.inf, A), k)
+        return torch.where(unknown.gather(3, at), torch.nan, values), at
     values, at = A.topk(k, 3)
     tied = (values[..., -1:] <= A).sum(3) > k  # some equal to the last one are left out: topk chose among them freely
     at = at.sort(3).values  # by key, so that a stable sort breaks ties

@@ -39,6 +39,7 @@ class Reads(Program):
     top: bool = False  # the largest P' of each row
     norms: bool = False
     rest: bool = False  # lse comes in two parts
+    unknown: bool = False  # some lse is not a number, or infinite
     peak: bool = False  # nothing but each row's largest score, which takes the place of what lse holds
 
     name = "reads"
@@ -341,6 +342,8 @@ class _Program(Summing):
                     here = self.S + ((j + r) * QB + v * n)
                     score = m.load(here)
                     x = score - lse if rest is None else score - lse - rest
+                    if s.unknown:
+                        x = m.select(score == self.hidden, self.hidden, x)
                     x = m.select(x > most, most, x)
                     p = m.exp2(x * log2e, PRECISE[m.real])
                     if "seen" in kept:

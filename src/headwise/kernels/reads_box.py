@@ -106,8 +106,8 @@ class _Program:
                 if s.rules.visible:
                     x = m.select(self.adjuster.vector(s.rules.visible, one), x, -m.splat(float("inf")))
                 if s.weights:
-                    x = x - lse[r]
-                    most = m.splat(MOST[m.real])
+                    most, hidden = m.splat(MOST[m.real]), -m.splat(float("inf"))
+                    x = m.select(x == hidden, hidden, x - lse[r])  # also where lse is not a number
                     x = m.exp2(m.select(x > most, most, x) * m.splat(LOG2E), PRECISE[m.real])
                 out = A["out"] + (at[r] * A["columns"] + j)
                 for whole in m.either(j + n <= stop):

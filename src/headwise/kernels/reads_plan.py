@@ -94,6 +94,7 @@ class Pass:
             wanted.k_largest > 0,
             rows.norms is not None,
             rows.rest is not None,
+            not (wanted.peak or (np.isfinite(rows.lse) | np.isneginf(rows.lse)).all()),
             wanted.peak,
         )
         self.QB, self.lanes = n * self.spec.width, n

@@ -189,6 +189,8 @@ class Summing(ABC):
             last = m.var(m.load(values + (k - 1) * n))
             for j in m.range(0, nk):
                 x = m.load(self.S + (j * self.QB + v * n))
+                if self.s.unknown:  # a key that is seen comes before those that are not, which weigh 0
+                    x = m.select(x != x, m.splat(float("inf")), x)
                 for _ in m.when(m.any(x > last.v)):
                     key = m.splat(block.j + j)
                     for up_by in m.range(1, k):
