@@ -278,6 +278,12 @@ BROKEN = {
     "words": (lambda said, arrays: said.update(text={"tokens": [[], []], "special": [], "words": []}), "is missing"),
     "calls": (lambda said, arrays: said["parts"][0].update(layers={"0": []}), "layer 0 has no calls"),
     "scale": (lambda said, arrays: first(said).update(scale="x"), "could not convert string to float"),
+    "empty parts": (lambda said, arrays: said.update(parts=[]), r"parts must be a list of at least one; it is \[\]"),
+    "cross": (lambda said, arrays: said["parts"][0].update(cross=-1), "cross must be true or false; it is -1"),
+    "a call's cross": (
+        lambda said, arrays: first(said).update(cross=0),
+        "a call's cross must be true or false; it is 0",
+    ),
     "layer": (lambda said, arrays: said["parts"][0].update(layers={"x": []}), "invalid literal for int"),
 }
 
@@ -287,6 +293,13 @@ def test_a_file_whose_parts_do_not_go_together(name: str, run: Path) -> None:
     change, words = BROKEN[name]
     rewritten(run, change)
     with pytest.raises(ValueError, match=rf"open: .*does not hold what headwise wrote: .*{words}.*; watch the"):
+        hw.open(run)
+
+
+@pytest.mark.parametrize("special", [True, float("nan"), 3, [[1]], [True], [1.0], None, "1"])
+def test_special_ids_are_a_list_of_ints(special: Any, run: Path) -> None:
+    rewritten(run, lambda said, arrays: said.update(text={"tokens": [[], []], "special": special, "words": []}))
+    with pytest.raises(ValueError, match=r"open: .*: special, the special tokens' ids, is .*, no list of ints; watch"):
         hw.open(run)
 
 

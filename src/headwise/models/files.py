@@ -216,12 +216,19 @@ def _heads(said: dict[str, Any], arrays: dict[str, Tensor]) -> Heads:
     text = said["text"]
     tokenizer = None
     if text is not None:
+        special = text["special"]
+        if not isinstance(special, list) or not all(type(i) is int for i in special):
+            _wrong(f"special, the special tokens' ids, is {special!r}, no list of ints")
         words = {tuple(row): rest for row, *rest in text["words"]}
-        tokenizer = KeptTokenizer(dict(zip(*text["tokens"], strict=True)), text["special"], words)
+        tokenizer = KeptTokenizer(dict(zip(*text["tokens"], strict=True)), special, words)
+    if not isinstance(said["parts"], list) or not said["parts"]:
+        _wrong(f"parts must be a list of at least one; it is {said['parts']!r}")
     parts = {}
     for one in said["parts"]:
+        if not isinstance(one["cross"], bool):
+            _wrong(f"cross must be true or false; it is {one['cross']!r}")
         part = parts[str(one["name"])] = Part(str(one["name"]), tokenizer)
-        part.cross = bool(one["cross"])
+        part.cross = one["cross"]
         part.ids_above = None if one["above"] is None else [arrays[one["above"]]]
         for layer, calls in one["layers"].items():
             if one["reads"]:
@@ -273,6 +280,8 @@ def _opened(said: dict[str, Any], arrays: dict[str, Tensor]) -> Call:
     mask = kept_masks.read(said["mask"], arrays.__getitem__)
     if mask is not None:
         mask.check(sizes, "a call")
+    if not isinstance(said["cross"], bool):
+        _wrong(f"a call's cross must be true or false; it is {said['cross']!r}")
     softcap = None if said["softcap"] is None else float(said["softcap"])
     options = Options(float(said["scale"]), mask, bias, softcap, sinks=sinks, dropout_p=float(said["dropout"]))
     return Call(
@@ -291,7 +300,7 @@ def _opened(said: dict[str, Any], arrays: dict[str, Tensor]) -> Call:
         ids=_per_text("ids", named, sizes, L),
         real=_per_text("real", named, sizes, None),
         key_real=_per_text("key_real", named, sizes, sizes.S if said["cross"] else None),
-        cross=bool(said["cross"]),
+        cross=said["cross"],
     )
 
 
