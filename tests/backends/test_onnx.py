@@ -156,6 +156,32 @@ def test_no_number_is_rounded_on_its_way_into_the_operator(name: str) -> None:
     np.testing.assert_allclose(lse, right_lse.numpy(), rtol=1e-7, atol=2e-6 if lse.dtype == np.float32 else atol)
 
 
+def test_hidden_nan_leaks_in_onnx_unless_it_is_cleared() -> None:
+    """What docs/converting.md says of the operator and of the way around it."""
+    runtime = pytest.importorskip("onnxruntime")
+
+    class Padded(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any, valid: Any) -> Any:
+            hidden = ~valid[:, None, :, None]
+            cleared = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+            mask = hw.keys(valid)
+            return hw.attention(q, k, v, mask=mask), hw.attention(q, *cleared, mask=mask)
+
+    q, k, v = torch.randn(1, H, 3, D), torch.randn(1, HKV, 5, D), torch.randn(1, HKV, 5, DV)
+    k[:, :, 4], v[:, :, 4] = torch.nan, torch.inf
+    given = (q, k, v, torch.arange(5)[None] < 4)
+    table = hw.onnx_translations()
+    program = torch.onnx.export(
+        Padded().eval(), given, dynamo=True, opset_version=23, verbose=False, custom_translation_table=table
+    )
+    session = runtime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    leaky, clean = session.run(None, {x.name: y.numpy() for x, y in zip(session.get_inputs(), given, strict=True)})
+    right = Padded()(*given)[0].numpy()
+    assert np.isfinite(right).all()
+    assert np.isnan(leaky).all()
+    np.testing.assert_allclose(clean, right, rtol=0, atol=2e-6)
+
+
 def test_a_layer_exports_with_its_one_operator() -> None:
     from headwise.nn import MultiHeadAttention
 
