@@ -95,6 +95,11 @@ def test_strides_as_they_come_and_a_scale_below_0(kernels_only):
     agree(tensors, {"scale": -0.6, "mask": hw.causal()}, 1e-12)
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-46, -1e-46])
+def test_a_scale_that_leaves_nothing_of_the_scores(scale, kernels_only):
+    agree(given(torch.float32), {"scale": scale, "mask": hw.causal()}, 3e-5)
+
+
 TORCH_GIVES = {
     "softcap": {"softcap": 2.0},
     "a function that multiplies": {"score_mod": lambda s, b, h, i, j: s * 2.0 + j},

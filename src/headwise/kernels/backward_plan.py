@@ -9,7 +9,7 @@ import numpy as np
 from headwise.kernels import llvm, masking
 from headwise.kernels.backward import KB, Backward, Layout
 from headwise.kernels.forward import block_width
-from headwise.kernels.plan import PIECES, Call, Problem, _elements
+from headwise.kernels.plan import PIECES, Call, Problem, _elements, in_exponent
 from headwise.kernels.reads_plan import Job
 from headwise.kernels.tile import LOG2E, Geometry
 
@@ -36,7 +36,7 @@ class BackwardPass:
         self.geometry, self.call, self.sizes = geometry or llvm.chosen(), call, sizes
         n = self.geometry.lanes(problem.dtype)
         width = min(block_width(self.geometry), -(-sizes.L // n))
-        natural = rules.change is not None or problem.scale <= 0  # a hidden score is -inf before it is multiplied
+        natural = rules.change is not None or not in_exponent(problem)
         self.spec = Backward(
             problem.dtype, sizes.D, sizes.Dv, width, natural, rules.visible is not None, rules, problem.dropout
         )
