@@ -4,8 +4,8 @@
     python benchmarks/training.py --dtype float32 --threads 2
 
 The gradients are held against each other first; then the contenders take turns. Figures are medians, ratios medians of
-each turn's ratios. `--peers compiled` is PyTorch's in a compiled graph; the compiler's processes disturb everybody's times
-on a small machine, so it comes alone. With --cpu-time (one thread only) processor time is counted instead of time.
+each turn's ratios. `--peers compiled` is PyTorch's in a compiled graph; the compiler's processes disturb everybody's
+times on a small machine, so it comes alone. With --cpu-time (one thread only) processor time is counted instead.
 """
 
 from __future__ import annotations

@@ -550,8 +550,8 @@ def _optimized(text: str, isa: str) -> Any:
 def _jit() -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    # JITLink lays an object's code and constants out in one stretch. The other linker asks for memory for each, and where
-    # that is strewn they lie further apart than code can reach: it ends the process then.
+    # JITLink lays an object's code and constants out in one stretch. The other linker asks for memory for each, and
+    # where that is strewn they lie further apart than code can reach: it ends the process then.
     return binding.create_lljit_compiler(use_jit_link=True)
 
 
