@@ -86,6 +86,27 @@ class Place:
         return Place(**{"b": self.b, "h": self.h, "i": self.i, "j": self.j, **changes}, known=dict(self.known))
 
 
+def span(m: Machine, table: bool, masked: bool, b: Value, block: Value) -> tuple[Value, Value, Value, Value]:
+    """Keys seen by any query of a block: start, stop; seen by all: whole start, whole stop. table: `spans` says so."""
+    A = m.args
+    if table:
+        at = A["spans"] + (b * A["spans_b"] + block * 4)
+        lo, hi, whole_lo, whole_hi = (m.get(at + x) for x in range(4))
+        return lo, hi, whole_lo, whole_hi
+    return m.scalar(0), A["keys"], m.scalar(0), m.scalar(0) if masked else A["keys"]
+
+
+@dataclass
+class Scores:
+    """Where a block of scores S[j, :] lies, queries along the lanes, and what goes with it."""
+
+    S: Pointer
+    QB: int  # queries in a row
+    tiles: Pointer  # room for what is fetched of arrays
+    KB: int  # keys that there is room for
+    top: Pointer | None = None  # each query's largest score, to be kept up
+
+
 class Adjuster:
     """Evaluates trees on vectors of scores. lanes: which of i and j runs along the lanes, from `place.<lanes>` up to
     `size`; rough: the scores come from numbers of half precision.
@@ -164,6 +185,50 @@ class Adjuster:
         for node in nodes(tree) if tree else ():
             if not depends(node) & {"j", "score"} and len(node) > 1 and node[0] not in ("int", "integer", "number"):
                 self.vector(node, place)
+
+    def block(self, rules: Rules, block: Place, nk: Value, part: Value, scores: Scores) -> None:
+        """S := what the rules make of keys block.j ... block.j + nk, -inf where hidden; part: 1 if some are hidden from
+        some.
+        """
+        m = self.m
+        if rules.visible and rules.change:
+            for masked in m.either(part == 1):
+                self._block([rules.change], rules.visible if masked else None, block, nk, scores)
+        elif rules.visible:
+            for _ in m.when(part == 1):
+                self._block([], rules.visible, block, nk, scores)
+        elif rules.change:
+            self._block([rules.change], None, block, nk, scores)
+
+    def _block(self, changes: list[Node], visible: Node | None, block: Place, nk: Value, scores: Scores) -> None:
+        m, n = self.m, self.m.lanes
+        trees = [*changes, *([visible] if visible else [])]
+        tiles = [x for tree in trees for x in self.tiles_of(tree)]
+        for v in m.range(0, scores.QB // n):
+            place = block.at(i=block.i + v * n)
+            fetched: list[tuple[Node, Pointer]] = []
+            for node in tiles:
+                where = (scores.tiles + len(fetched) * scores.KB * n).to(self.kept_as(node))
+                self.fetch(node, place, nk, where)
+                fetched.append((node, where))
+            for tree in trees:
+                self.prepare(tree, place)
+            top = None if scores.top is None else m.var(m.load(scores.top + v * n))
+            for j in m.range(0, nk):
+                here = scores.S + (j * scores.QB + v * n)
+                x = m.load(here)
+                one = place.at(j=block.j + j, score=x)
+                for node, where in fetched:
+                    one.known[node] = self.fetched(node, where + j * n)
+                for tree in changes:
+                    x = self.vector(tree, one)
+                if visible:
+                    x = m.select(self.vector(visible, one), x, -m.splat(float("inf")))
+                m.store(x, here)
+                if top is not None:
+                    top.v = m.max(x, top.v)
+            if top is not None:
+                m.store(top.v, scores.top + v * n)
 
     def vector(self, node: Node, place: Place) -> Value:
         """The value of a tree in every lane."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules
+from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, span
 from headwise.kernels.forward import rows_in_registers
 from headwise.kernels.tile import PRECISE, Geometry, Machine, Pointer, Program, Value
-from headwise.kernels.trace import Node
 
 KB = 120  # keys in a block: whole tiles of 4, 6 or 8
 
@@ -95,7 +94,6 @@ class Layout:
 class _Program:
     def __init__(self, m: Machine, s: Backward) -> None:
         self.m, self.s, self.A, self.n, self.nv = m, s, m.args, m.lanes, s.width
-        self.change, self.visible = s.rules.change, s.rules.visible
         self.layout = Layout(s, m.lanes)
         self.QB = self.layout.QB
         at = {name: m.args["scratch"] + x for name, x in self.layout.at.items()}
@@ -133,29 +131,20 @@ class _Program:
                     nq = m.min(self.QB, A["queries"] - i0)
                     self.load_queries(b, h, i0, nq)
                     row = head * A["row"] + i0
-                    lo, hi, whole_lo, whole_hi = self.span(b, block)
+                    lo, hi, whole_lo, whole_hi = span(m, self.s.spans, bool(self.s.rules.visible), b, block)
                     for j in m.range(m.max(lo, start), m.min(hi, stop), KB):
                         nk = m.min(m.min(hi, stop) - j, KB)
                         partly = m.select((j < whole_lo) | (j + nk > whole_hi), m.scalar(1), m.scalar(0))
                         here = k + j * A["k_l"]
                         self.scores(here, nk)
                         place = Place(b, h, i0, j)
-                        self.adjust(place, nk, partly)
+                        scores = Scores(self.P, self.QB, self.tiles, KB)
+                        self.adjuster.block(self.s.rules, place, nk, partly, scores)
                         self.weights(place, v + j * A["v_l"], nk, row)
                         self.to_rows(self.P, self.G, self.layout.v_width, nk, dv + j * self.layout.v_width)
                         self.to_rows(self.dS, self.Q, self.layout.k_width, nk, dk + j * self.layout.k_width)
                         self.to_queries(here, nk)
                     self.store_queries(dq + i0 * self.s.D, nq)
-
-    def span(self, b: Value, block: Value) -> tuple[Value, Value, Value, Value]:
-        """Keys seen by any query of a block: start, stop; seen by all: whole start, whole stop."""
-        m, A = self.m, self.A
-        if self.s.spans:
-            at = A["spans"] + (b * A["spans_b"] + block * 4)
-            lo, hi, whole_lo, whole_hi = (m.get(at + x) for x in range(4))
-            return lo, hi, whole_lo, whole_hi
-        whole = m.scalar(0) if self.visible else A["keys"]
-        return m.scalar(0), A["keys"], m.scalar(0), whole
 
     def load_queries(self, b: Value, h: Value, i0: Value, nq: Value) -> None:
         """A block of q and dout, as rows (0 past the end) and as columns; dQ = 0."""
@@ -195,42 +184,6 @@ class _Program:
         acc = m.variables([[self.zero] * self.nv for _ in places])
         m.matmul(acc, lambda r, d: places[r] + d, lambda d: columns + d * self.QB, 0, width, 2 - width % 2)
         return m.values(acc)
-
-    def adjust(self, block: Place, nk: Value, part: Value) -> None:
-        """What is added to the scores, and -inf where they are hidden."""
-        m = self.m
-        if self.visible and self.change:
-            for masked in m.either(part == 1):
-                self.adjusted(block, nk, masked)
-        elif self.visible:
-            for _ in m.when(part == 1):
-                self.adjusted(block, nk, True)
-        elif self.change:
-            self.adjusted(block, nk, False)
-
-    def adjusted(self, block: Place, nk: Value, masked: bool) -> None:
-        m, n, adjuster = self.m, self.n, self.adjuster
-        trees = [x for x in (self.change, self.visible if masked else None) if x]
-        for v in m.range(0, self.nv):
-            place = block.at(i=block.i + v * n)
-            fetched: list[tuple[Node, Pointer]] = []
-            for node in (x for tree in trees for x in adjuster.tiles_of(tree)):
-                where = (self.tiles + len(fetched) * KB * n).to(adjuster.kept_as(node))
-                adjuster.fetch(node, place, nk, where)
-                fetched.append((node, where))
-            for tree in trees:
-                adjuster.prepare(tree, place)
-            for j in m.range(0, nk):
-                here = self.P + (j * self.QB + v * n)
-                x = m.load(here)
-                one = place.at(j=block.j + j, score=x)
-                for node, where in fetched:
-                    one.known[node] = adjuster.fetched(node, where + j * n)
-                if self.change:
-                    x = adjuster.vector(self.change, one)
-                if masked and self.visible:
-                    x = m.select(adjuster.vector(self.visible, one), x, -m.splat(float("inf")))
-                m.store(x, here)
 
     def weights(self, block: Place, v: Pointer, nk: Value, row: Value) -> None:
         """P := exp(s - lse), dS = P * (dP + share); what dropout takes away is missing in P afterwards and in dP."""

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, begins_with_cap
+from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, begins_with_cap, span
 from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
-from headwise.kernels.trace import Node
 
 KB = 128  # keys in a block
 KB_BIAS = 384  # where a bias is added and nothing hidden: its rows come from memory faster in longer runs
@@ -190,14 +189,14 @@ class _Program:
         for block in m.range(0, blocks):
             i0 = A["first"] + (first + block) * self.QB
             self.load_queries(q + i0 * A["q_l"], m.min(self.QB, A["queries"] - i0), h, self.state(block))
-            lo, hi, _, _ = self.span(b, first + block)
+            lo, hi, _, _ = span(m, self.s.spans, bool(self.visible), b, first + block)
             start.v, stop.v = m.min(start.v, lo), m.max(stop.v, hi)
         for j in m.range(start.v // 2 * 2 if self.pair else start.v, stop.v, self.s.KB):
             nk = m.min(self.s.KB, stop.v - j)
             if self.packed:
                 self.pack(Keys(k, v, j, nk))
             for block in m.range(0, blocks):
-                lo, hi, whole_lo, whole_hi = self.span(b, first + block)
+                lo, hi, whole_lo, whole_hi = span(m, self.s.spans, bool(self.visible), b, first + block)
                 if self.pair:  # values lie in pairs: where a span begins or ends within one, the mask hides the other
                     lo, hi = lo // 2 * 2, (hi + 1) // 2 * 2
                 lo, hi = m.max(lo, j), m.min(hi, j + nk)
@@ -220,16 +219,6 @@ class _Program:
     def state(self, block: Value) -> dict[str, Pointer]:
         base = self.A["scratch"] + (block * self.layout.state_size + self.layout.shared)
         return {name: base + at for name, at in self.layout.state.items()}
-
-    def span(self, b: Value, block: Value) -> tuple[Value, Value, Value, Value]:
-        """Keys seen by any query of a block: start, stop; seen by all: whole start, whole stop."""
-        m, A = self.m, self.A
-        if self.s.spans:
-            at = A["spans"] + (b * A["spans_b"] + block * 4)
-            lo, hi, whole_lo, whole_hi = (m.get(at + x) for x in range(4))
-            return lo, hi, whole_lo, whole_hi
-        whole = m.scalar(0) if self.visible else A["keys"]
-        return m.scalar(0), A["keys"], m.scalar(0), whole
 
     def load_queries(self, q: Pointer, nq: Value, h: Value, at: dict[str, Pointer]) -> None:
         """Qt[d, :] = Q[:, d]; no keys seen yet."""
@@ -292,14 +281,8 @@ class _Program:
         if self.packed:
             v, v_stride = self.V + row // self.each * self.layout.v_stride, m.scalar(self.layout.v_stride)
         self.scores(k, k_stride, nk, part, at, lambda j: self.ahead(place, keys, j, soon))
-        if self.visible and self.change:
-            for masked in m.either(part == 1):
-                self.adjust(place, nk, masked, at)
-        elif self.visible:
-            for _ in m.when(part == 1):
-                self.adjust(place, nk, True, at)
-        elif self.change:
-            self.adjust(place, nk, False, at)
+        tiles = self.A["scratch"] + self.layout.at["tiles"]
+        self.adjuster.block(self.s.rules, place, nk, part, Scores(self.S, self.QB, tiles, self.s.KB, at["M"]))
         self.softmax(place, nk, at)
         if not self.visible:
             self.weigh(v, v_stride, nk, at)
@@ -400,37 +383,6 @@ class _Program:
             for row in rows:
                 top = self.m.max(row[u], top)
             self.m.store(top, M + u * self.n)
-
-    def adjust(self, block: Place, nk: Value, masked: bool, at: dict[str, Pointer]) -> None:
-        """S := what softcap, score_mod, bias and mask make of it, -inf where hidden; and its maximum over j."""
-        m, n, adjuster = self.m, self.n, self.adjuster
-        trees = [x for x in (self.change, self.visible if masked else None) if x]
-        tiles = [x for tree in trees for x in adjuster.tiles_of(tree)]
-        for v in m.range(0, self.nv):
-            place = block.at(i=block.i + v * n)
-            fetched: list[tuple[Node, Pointer]] = []
-            for node in tiles:
-                where = (self.A["scratch"] + (self.layout.at["tiles"] + len(fetched) * self.s.KB * n)).to(
-                    adjuster.kept_as(node)
-                )
-                adjuster.fetch(node, place, nk, where)
-                fetched.append((node, where))
-            for tree in trees:
-                adjuster.prepare(tree, place)
-            top = m.var(m.load(at["M"] + v * n))
-            for j in m.range(0, nk):
-                here = self.S + (j * self.QB + v * n)
-                x = m.load(here)
-                one = place.at(j=block.j + j, score=x)
-                for node, where in fetched:
-                    one.known[node] = adjuster.fetched(node, where + j * n)
-                if self.change:
-                    x = adjuster.vector(self.change, one)
-                if masked and self.visible:
-                    x = m.select(adjuster.vector(self.visible, one), x, -m.splat(float("inf")))
-                m.store(x, here)
-                top.v = m.max(x, top.v)
-            m.store(top.v, at["M"] + v * n)
 
     def softmax(self, block: Place, nk: Value, at: dict[str, Pointer]) -> None:
         """S := P = 2^((S - M) unit); their sum; alpha = what earlier sums and outputs shrink by."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules
+from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, span
 from headwise.kernels.forward import KB, rows_in_registers
 from headwise.kernels.reads_sums import Summing, Task
 from headwise.kernels.tile import KINDS, LOG2E, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
-from headwise.kernels.trace import Node
 
 MOST = {"f32": 87.0, "f64": 708.0}  # a weight's logarithm beyond which it would leave the numbers
 LEAST = {"f32": -100.0, "f64": -800.0}  # and below which it is 0
@@ -113,7 +112,6 @@ def up(x: int, step: int) -> int:
 class _Program(Summing):
     def __init__(self, m: Machine, s: Reads) -> None:
         self.m, self.s, self.A = m, s, m.args
-        self.change, self.visible = s.rules.change, s.rules.visible
         self.n, self.nv = m.lanes, s.width
         self.each = 2 if m.pair else 1
         self.layout = Layout(s, self.n, m.pair)
@@ -168,13 +166,7 @@ class _Program(Summing):
         return self.A["scratch"] + (block * self.A["state"] + self.layout.shared)
 
     def span(self, b: Value, block: Value) -> tuple[Value, Value, Value, Value]:
-        """Keys seen by any query of a block: start, stop; seen by all: whole start, whole stop."""
-        m, A = self.m, self.A
-        if self.s.spans:
-            at = A["spans"] + (b * A["spans_b"] + block * 4)
-            lo, hi, whole_lo, whole_hi = (m.get(at + x) for x in range(4))
-            return lo, hi, whole_lo, whole_hi
-        return m.scalar(0), A["keys"], m.scalar(0), m.scalar(0) if self.visible else A["keys"]
+        return span(self.m, self.s.spans, bool(self.s.rules.visible), b, block)
 
     # -- a block of queries, before its keys and after them
 
@@ -223,14 +215,8 @@ class _Program(Summing):
             self.scores(self.K + (place.j - j) * self.layout.k_stride, m.scalar(self.layout.k_stride), nk, state)
         else:
             self.scores(task.k + place.j * self.A["k_l"], self.A["k_l"], nk, state)
-        if self.visible and self.change:
-            for masked in m.either(part == 1):
-                self.adjust(place, nk, masked)
-        elif self.visible:
-            for _ in m.when(part == 1):
-                self.adjust(place, nk, True)
-        elif self.change:
-            self.adjust(place, nk, False)
+        tiles = self.A["scratch"] + self.layout.at["tiles"]
+        self.adjuster.block(s.rules, place, nk, part, Scores(self.S, self.QB, tiles, KB))
         nq = self.A["queries"] - place.i
         for _ in m.when(nq < self.QB):
             self.hide_rest(nq, nk)
@@ -276,32 +262,6 @@ class _Program(Summing):
         acc = m.variables([[self.zero] * self.nv for _ in places])
         m.matmul(acc, lambda r, d: places[r] + d, lambda d: Q + d * self.QB, 0, words, 2 - words % 2)
         return m.values(acc)
-
-    def adjust(self, block: Place, nk: Value, masked: bool) -> None:
-        """S := what softcap, score_mod, bias and mask make of it, -inf where hidden."""
-        m, n, adjuster = self.m, self.n, self.adjuster
-        trees = [x for x in (self.change, self.visible if masked else None) if x]
-        tiles = [x for tree in trees for x in adjuster.tiles_of(tree)]
-        for v in m.range(0, self.nv):
-            place = block.at(i=block.i + v * n)
-            fetched: list[tuple[Node, Pointer]] = []
-            for node in tiles:
-                at = self.A["scratch"] + (self.layout.at["tiles"] + len(fetched) * KB * n)
-                fetched.append((node, at.to(adjuster.kept_as(node))))
-                adjuster.fetch(node, place, nk, fetched[-1][1])
-            for tree in trees:
-                adjuster.prepare(tree, place)
-            for j in m.range(0, nk):
-                here = self.S + (j * self.QB + v * n)
-                x = m.load(here)
-                one = place.at(j=block.j + j, score=x)
-                for node, at in fetched:
-                    one.known[node] = adjuster.fetched(node, at + j * n)
-                if self.change:
-                    x = adjuster.vector(self.change, one)
-                if masked and self.visible:
-                    x = m.select(adjuster.vector(self.visible, one), x, self.hidden)
-                m.store(x, here)
 
     def hide_rest(self, nq: Value, nk: Value) -> None:
         """S := -inf in lanes past the last query."""
