@@ -50,9 +50,7 @@ def interpret(q: Any, k: Any, v: Any, options: Options, geometry: Geometry) -> t
         spec, values = launch.spec, {**launch.values, **given}
         if options.mask is not None and launch.size:
             i0 = launch.first + np.arange(launch.blocks) * launch.size
-            spans = masking.spans(options.mask, sizes, i0, np.minimum(i0 + launch.size, L))
-            values["spans"] = np.ascontiguousarray(np.stack(np.broadcast_arrays(*spans), -1), np.int64)
-            values["spans_b"] = 0 if len(values["spans"]) == 1 else launch.blocks * 4
+            values["spans"], values["spans_b"] = masking.table(options.mask, sizes, i0, launch.size)
         m = Interpreter(
             spec.signature(),
             {name: values.get(name, None if kind[0] == "*" else 0) for name, kind in spec.signature()},

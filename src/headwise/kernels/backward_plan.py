@@ -87,9 +87,7 @@ class BackwardPass:
         }
         if self.spec.spans:
             i0 = np.arange(blocks) * layout.QB
-            spans = masking.spans(call.mask, sizes, i0, np.minimum(i0 + layout.QB, sizes.L))
-            table = np.ascontiguousarray(np.stack(np.broadcast_arrays(*spans), -1), np.int64)
-            self.values |= {"spans": table, "spans_b": 0 if len(table) == 1 else blocks * 4}
+            self.values["spans"], self.values["spans_b"] = masking.table(call.mask, sizes, i0, layout.QB)
 
     def run(self, q: int, k: int, v: int, dout: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """dq [B, H, L, D], dk [B, Hkv, S, D] and dv [B, Hkv, S, Dv] of the arrays at these addresses."""

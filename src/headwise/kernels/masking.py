@@ -137,6 +137,15 @@ def spans(mask: masks.Mask, sizes: Sizes, i0: np.ndarray, i1: np.ndarray) -> Spa
     return zero, zero + S, zero, zero
 
 
+def table(mask: masks.Mask, sizes: Sizes, i0: np.ndarray, size: int) -> tuple[np.ndarray, int]:
+    """The spans of blocks of `size` queries from i0 as kernels read them [B or 1, blocks, 4], and the stride from one
+    batch entry to the next, 0 where all have the same.
+    """
+    found = spans(mask, sizes, i0, np.minimum(i0 + size, sizes.L))
+    four = np.ascontiguousarray(np.stack(np.broadcast_arrays(*found), -1), np.int64)
+    return four, 0 if len(four) == 1 else 4 * len(i0)
+
+
 def _numbers(x: Any) -> np.ndarray:
     return np.asarray(to_numpy(x) if is_torch(x) else x, np.int64).reshape(-1, 1)
 

@@ -140,9 +140,7 @@ class Plan:
         found = launch.spans.get(key) if key is not None else None
         if found is None:
             i0 = launch.first + np.arange(launch.blocks) * launch.size
-            spans = masking.spans(mask, self.sizes, i0, np.minimum(i0 + launch.size, self.sizes.L))
-            table = np.ascontiguousarray(np.stack(np.broadcast_arrays(*spans), -1), np.int64)
-            found = table, 0 if len(table) == 1 else table.strides[0] // 8
+            found = masking.table(mask, self.sizes, i0, launch.size)
             if key is not None and len(launch.spans) < 256:
                 launch.spans[key] = found
         return found

@@ -149,9 +149,7 @@ class Pass:
             self.values |= {"norms": norms, "norms_b": b, "norms_h": h}
         if self.spec.spans:
             i0 = np.arange(self.blocks) * self.QB
-            spans = masking.spans(self.call.mask, sizes, i0, np.minimum(i0 + self.QB, sizes.L))
-            table = np.ascontiguousarray(np.stack(np.broadcast_arrays(*spans), -1), np.int64)
-            self.values |= {"spans": table, "spans_b": 0 if len(table) == 1 else self.blocks * 4}
+            self.values["spans"], self.values["spans_b"] = masking.table(self.call.mask, sizes, i0, self.QB)
 
     def _outputs(self) -> None:
         wanted, sizes, values, n = self.wanted, self.sizes, self.values, self.lanes
