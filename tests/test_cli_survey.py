@@ -105,7 +105,7 @@ def test_parquet_without_its_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     said = refused(["survey", "corpus.txt", "-o", "out.parquet"], capsys, folder)
-    assert 'parquet needs the package pyarrow; run: pip install "headwise[survey]"' in said
+    assert 'parquet needs pyarrow, which is not installed; run: pip install "pyarrow>=20.0"' in said
 
 
 def test_a_full_disk(
@@ -125,4 +125,4 @@ def test_a_full_disk(
 def test_a_missing_extra(tmp_path: Path) -> None:
     done = headwise("survey", "x.txt", folder=tmp_path, before="import sys; sys.modules['torch'] = None")
     assert done.returncode == 2
-    assert done.stderr == 'headwise: this needs the package torch; run: pip install "headwise[look]"\n'
+    assert done.stderr == 'headwise: this needs torch, which is not installed; run: pip install "torch>=2.9"\n'

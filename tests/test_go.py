@@ -30,6 +30,8 @@ def go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
     monkeypatch.setattr(module, "run", run)
     monkeypatch.setattr(module, "pip", lambda *arguments: module.ran.append(["pip", *arguments]))
+    module.read_report = module.would_install
+    monkeypatch.setattr(module, "would_install", lambda package: [])
     monkeypatch.setattr(module, "version_of", lambda python: (3, 11))
     monkeypatch.setattr(module, "new_environment", lambda: (tmp_path / "env").mkdir(exist_ok=True))
     (tmp_path / "env").mkdir()
@@ -46,6 +48,40 @@ def test_look_installs_hands_its_arguments_on_and_installs_only_once(go: ModuleT
     go.ran.clear()
     assert go.main(["look"]) == 0
     assert [command[0] for command in go.ran] == [go.PYTHON]
+
+
+@pytest.mark.parametrize(("needs", "asked"), [("nvidia-cublas==13.1.0", True), ("sympy>=1.13", False)])
+def test_pytorch_comes_without_cuda(
+    go: ModuleType, needs: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(go, "would_install", lambda package: [{"metadata": {"requires_dist": ["jinja2", needs]}}])
+    go.main(["look"])
+    install = next(command for command in go.ran if command[0] == "pip" and "--editable" in command)
+    assert ("--extra-index-url" in install) == asked
+    assert (go.CPU_BUILDS in install) == asked
+
+
+def test_what_pip_would_install_is_read_from_its_report(go: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(go.subprocess, "check_output", lambda command, **_: b'{"install": [{"metadata": {}}]}')
+    assert go.read_report("torch") == [{"metadata": {}}]
+    monkeypatch.setattr(go.subprocess, "check_output", lambda command, **_: b"no report")
+    assert go.read_report("torch") == []
+
+
+@pytest.mark.parametrize("command", [["look", "--help"], ["test", "-h"]])
+def test_help_of_a_command_installs_nothing(
+    go: ModuleType, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert go.main(command) == 0
+    assert go.ran == []
+    assert "python3 go.py look" in capsys.readouterr().out
+
+
+def test_help_of_look_is_its_own_once_it_is_there(go: ModuleType) -> None:
+    go.main(["look"])
+    go.ran.clear()
+    assert go.main(["look", "--help"]) == 0
+    assert go.ran[-1][1:] == ["-m", "headwise", "look", "--help"]
 
 
 def test_a_changed_constraint_installs_again(go: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,12 +53,33 @@ def test_using_the_op_on_numpy_arrays_imports_no_torch(tmp_path: Path) -> None:
 
 
 def test_the_map_is_complete_and_true() -> None:
-    assert set(headwise.__all__) == set(headwise._MODULE)
-    for name in headwise.__all__:
+    assert set(headwise.__all__) == {*headwise._MODULE, "nn"}
+    for name in headwise._MODULE:
         assert getattr(headwise, name).__module__ == headwise._MODULE[name]
-    assert set(headwise.__all__) <= set(dir(headwise))
+    assert dir(headwise) == sorted([*headwise.__all__, "__version__"])
     with pytest.raises(AttributeError, match="module 'headwise' has no attribute 'atention'"):
         headwise.atention  # noqa: B018
+
+
+def test_the_layer_is_there_without_an_import_of_its_own(tmp_path: Path) -> None:
+    code = "import headwise as hw; print(hw.nn.MultiHeadAttention is hw.MultiHeadAttention, hw.nn.Heads.__name__)"
+    assert python("-c", code, folder=tmp_path) == "True Heads\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("watch", 'torch, which is not installed; run: pip install "torch>=2.9"'),
+        ("nn", 'torch, which is not installed; run: pip install "torch>=2.9"'),
+        ("KVCache", 'torch, which is not installed; run: pip install "torch>=2.9"'),
+    ],
+)
+def test_a_name_whose_packages_are_missing_says_so_in_few_lines(name: str, needed: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.modules['torch'] = None; import headwise; headwise.{name}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    lines = done.stderr.splitlines()
+    assert lines[-1] == f"ModuleNotFoundError: headwise.{name}: needs {needed}"
+    assert len(lines) < 10
 
 
 def test_the_version_is_the_one_of_the_package() -> None:

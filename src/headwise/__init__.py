@@ -6,9 +6,11 @@ This file is the map. Each name is imported when it is first used, so that `impo
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headwise import nn
     from headwise.backends.onnx import onnx_translations
     from headwise.functional import attention, multi_head_attention
     from headwise.heads.coreference import Referring, coreference
@@ -23,15 +25,31 @@ if TYPE_CHECKING:
     from headwise.models.generation import generation_cache
     from headwise.models.replace import replace
     from headwise.models.watch import watch
+    from headwise.nn.cache import KVCache
+    from headwise.nn.layer import MultiHeadAttention
+    from headwise.nn.norms import QKNorm
+    from headwise.nn.position_bias import ALiBi, RelativeBias
+    from headwise.nn.rotary import RotaryEmbedding
+    from headwise.nn.scaling import DynamicNTKScaling, LinearScaling, Llama3Scaling, YarnScaling
     from headwise.weights import Weights
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ALiBi",
+    "DynamicNTKScaling",
+    "KVCache",
+    "LinearScaling",
+    "Llama3Scaling",
     "Mask",
+    "MultiHeadAttention",
     "Needle",
+    "QKNorm",
     "Referring",
+    "RelativeBias",
+    "RotaryEmbedding",
     "Weights",
+    "YarnScaling",
     "ablate",
     "attention",
     "causal",
@@ -45,6 +63,7 @@ __all__ = [
     "keys",
     "mask_mod",
     "multi_head_attention",
+    "nn",
     "onnx_translations",
     "open",
     "prefix",
@@ -72,18 +91,33 @@ _HOME = {
     "models.generation": ["generation_cache"],
     "models.replace": ["replace"],
     "models.watch": ["watch"],
+    "nn.cache": ["KVCache"],
+    "nn.layer": ["MultiHeadAttention"],
+    "nn.norms": ["QKNorm"],
+    "nn.position_bias": ["ALiBi", "RelativeBias"],
+    "nn.rotary": ["RotaryEmbedding"],
+    "nn.scaling": ["DynamicNTKScaling", "LinearScaling", "Llama3Scaling", "YarnScaling"],
     "weights": ["Weights"],
 }
 _MODULE = {name: f"headwise.{module}" for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULE:
-        raise AttributeError(f"module 'headwise' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULE[name]), name)
+    if name != "nn" and name not in _MODULE:
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    module = _MODULE.get(name, "headwise.nn")
+    try:
+        value: object = importlib.import_module(module)
+    except ModuleNotFoundError:
+        from headwise.extras import require
+
+        require(f"headwise.{name}", module)  # one line, without the dozen frames of the import system
+        raise
+    if name in _MODULE:
+        value = getattr(value, name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULE])
+    return sorted([*__all__, "__version__"])

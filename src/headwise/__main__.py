@@ -12,7 +12,9 @@ def main() -> int:
         package = (error.name or "").partition(".")[0]
         if package not in {"click", "rich"}:
             raise
-        sys.stderr.write(f'headwise: the command line needs {package}; run: pip install "headwise[look]"\n')
+        from headwise.extras import missing, needed
+
+        sys.stderr.write(f"headwise: the command line {needed(*missing('click', 'rich'))}\n")
         return 2
     except KeyboardInterrupt:
         return 130

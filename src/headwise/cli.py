@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,34 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 import headwise
-from headwise.view.page import Page
-from headwise.view.report import write_report
+from headwise.extras import missing, needed
 
 SENTENCE = "The scientist thanked the engineer because she solved the problem."
 MODEL = "minilm"
 LINKS = (("she", "scientist"), ("she", "engineer"), ("solved", "problem"), ("scientist", "thanked"))
-HEADS_PER_LINK = 5
-HEADS_PER_KIND = 4
-STRENGTH = {"broad": "breadth", "mixed": "peak"}  # what ranks the heads of these kinds; else the measure of that name
-MEANING = {  # the same words as on the page
-    "previous": "the token before",
-    "next": "the token after",
-    "self": "itself",
-    "first": "the first token",
-    "separator": "a separator",
-    "duplicate": "the same token elsewhere",
-    "induction": "what followed the same token before",
-    "positional": "a fixed distance",
-    "broad": "nearly everything alike",
-    "mixed": "no one thing",
-}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -122,6 +100,13 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
     text = check_text(sys.stdin.buffer.read() if text == "-" else text)
     check_output(output)
 
+    with needs_extras():
+        from rich.console import Console
+        from rich.text import Text
+
+        from headwise.cli_tables import arrow, kind_table, link_table
+        from headwise.view.page import Page
+        from headwise.view.report import write_report
     console, progress = Console(highlight=False), Console(stderr=True)
     with progress.status("Loading the model"):
         loaded, tokenizer = load(model)
@@ -177,7 +162,12 @@ def survey(
     torchrun --nproc-per-node 4 -m headwise survey CORPUS
     """
     with needs_extras():
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.text import Text
+
         import headwise.heads.survey as surveys
+        from headwise.cli_tables import kind_table
         from headwise.heads.survey_group import Ended, own_device
     if not corpus.is_file():
         found = "is none" if corpus.exists() else "is not there"
@@ -217,12 +207,10 @@ def doctor() -> int:
     """Say what attention runs on here and why: the CPU, the kernels, their cache, the threads."""
     from headwise.doctor import lines
 
-    table = Table(box=None, show_header=False, pad_edge=False)
     right = True
     for what, found in lines():
-        table.add_row(Text(what, style="bold"), Text(found))
+        click.echo(f"{click.style(f'{what:15}', bold=True)}  {found}")
         right = right and not (what == "check" and not found.startswith("right"))
-    Console(highlight=False).print(table)
     return 0 if right else 1
 
 
@@ -245,44 +233,6 @@ def bench(dtype: str, threads: int | None, names: tuple[str, ...]) -> None:
     rows = [row for row in bench.ROWS if not names or row.name in names]
     for line in bench.lines(dtype, threads or headwise.get_num_threads(), rows):
         click.echo(line)
-
-
-def link_table(found: list[Any], rows: list[dict[str, Any]], between: str) -> Table:
-    """The best heads for each link, with their weight and kind."""
-    kinds = {(row["layer"], row["head"]): row["kind"] for row in rows}
-    table = titled("Which heads carry each link", "link", "head", "weight", "kind")
-    for link in found:
-        name = Text(f"{link.source} {between} {link.target}", style="bold")
-        best = [entry for entry in link.ranking[:HEADS_PER_LINK] if entry[2] > 0]
-        if not best:  # as from a word to a later one, in a model that only looks back
-            table.add_row(name, "none", "0", "no head can look there")
-        for layer, head, weight in best:
-            table.add_row(name, f"{layer}.{head}", f"{weight:.3f}", kinds[layer, head])
-            name = Text()
-        table.add_section()
-    return table
-
-
-def kind_table(rows: list[dict[str, Any]]) -> Table:
-    """The kinds, the most frequent first, each with the heads that show it best."""
-    several = len({row["part"] for row in rows}) > 1
-    by_kind = defaultdict(list)
-    for row in rows:
-        name = f"{row['part']} {row['layer']}.{row['head']}" if several else f"{row['layer']}.{row['head']}"
-        by_kind[row["kind"]].append((-(row.get(STRENGTH.get(row["kind"], row["kind"])) or 0.0), name))
-    table = titled("What kinds of heads there are", "kind", "heads", "strongest", "attends above all to")
-    for kind, heads in sorted(by_kind.items(), key=lambda item: (-len(item[1]), item[0])):
-        best = ", ".join(name for _, name in sorted(heads)[:HEADS_PER_KIND])
-        table.add_row(Text(kind, style="bold"), str(len(heads)), best, MEANING.get(kind))
-    return table
-
-
-def titled(title: str, *columns: str) -> Table:
-    return Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-
-
-def arrow(console: Console) -> str:
-    return "→" if console.encoding.startswith("utf") else "->"
 
 
 def check_text(text: str | bytes) -> str:
@@ -359,4 +309,5 @@ def needs_extras() -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package in {"", "headwise"}:
             raise
-        raise Refusal(f'this needs the package {package}; run: pip install "headwise[look]"') from error
+        packages = dict.fromkeys([*missing("torch", "transformers", "rich"), package])
+        raise Refusal(f"this {needed(*packages)}") from error

@@ -392,7 +392,7 @@ def test_a_folder_in_the_place_of_the_sums(corpus: Path) -> None:
 def test_parquet_without_pyarrow_says_what_to_do(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     model, _ = zoo.bert()
-    with pytest.raises(ValueError, match=r'pip install "headwise\[survey\]", or let the output end in .csv'):
+    with pytest.raises(ValueError, match=r'pip install "pyarrow>=20.0", or let the output end in .csv'):
         survey(model, Tokenizer(), corpus, corpus.with_suffix(".parquet"))
 
 

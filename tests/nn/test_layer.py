@@ -435,5 +435,5 @@ def test_without_torch_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['torch'] = None; import headwise.nn"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    words = 'headwise.nn: the layer needs PyTorch, which is not installed; run: pip install "headwise[torch]"'
+    words = 'headwise.nn: needs torch, which is not installed; run: pip install "torch>=2.9"'
     assert done.stderr.strip().endswith(words)

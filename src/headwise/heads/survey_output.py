@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from headwise.extras import needed
 from headwise.heads.kinds import kind
 from headwise.heads.shares import REACH
 from headwise.heads.survey_figures import FIGURES
@@ -50,10 +51,7 @@ def _arrow(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ValueError(
-            'survey: parquet needs the package pyarrow; run: pip install "headwise[survey]", or let the output end in '
-            ".csv"
-        ) from None
+        raise ValueError(f"survey: a table in parquet {needed('pyarrow')}, or let the output end in .csv") from None
 
 
 def table_of(state: State) -> Table:

@@ -39,9 +39,8 @@ def set_num_threads(n: int | None) -> None:
 def get_num_threads() -> int:
     """How many threads the next call may use."""
     wanted = _asked
-    if wanted is None and "torch" in sys.modules:
-        with contextlib.suppress(AttributeError):  # torch is still being imported
-            wanted = int(sys.modules["torch"].get_num_threads())
+    if wanted is None:
+        wanted = _torch()
     if wanted is None:
         wanted = _environment()
     available = len(cpus())
@@ -53,9 +52,16 @@ def why() -> str:
     limit = f"{len(cpus())} CPUs may be used"
     if _asked is not None:
         return f"set_num_threads said {_asked}; {limit}"
-    if "torch" in sys.modules:
-        return f"torch says {sys.modules['torch'].get_num_threads()}; {limit}"
+    if _torch() is not None:
+        return f"torch says {_torch()}; {limit}"
     return limit if _environment() is None else f"OMP_NUM_THREADS says {_environment()}; {limit}"
+
+
+def _torch() -> int | None:
+    """torch's number of threads; None where it is not loaded, or still being imported."""
+    with contextlib.suppress(AttributeError):
+        return int(sys.modules["torch"].get_num_threads()) if "torch" in sys.modules else None
+    return None
 
 
 def _environment() -> int | None:

@@ -1,13 +1,8 @@
 """The torch layer: `MultiHeadAttention`, whose heads can be taken one by one; its positions, norms and caches."""
 
-try:
-    import torch  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ModuleNotFoundError(
-        'headwise.nn: the layer needs PyTorch, which is not installed; run: pip install "headwise[torch]"', name="torch"
-    ) from error
+from headwise.extras import require
+
+require("headwise.nn", "headwise.nn")
 
 from headwise.nn.cache import KVCache
 from headwise.nn.heads import Head, Heads
