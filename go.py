@@ -169,9 +169,10 @@ def would_install(package: str) -> "list[dict[str, Any]]":
     command += ["--only-binary", ":all:", "--constraint", os.path.join(ROOT, "constraints.txt"), package]
     try:
         said = subprocess.check_output(command, env=pip_environment(), cwd=ROOT, stderr=subprocess.DEVNULL)
-        return json.loads(said)["install"]
+        found: "list[dict[str, Any]]" = json.loads(said)["install"]
     except (OSError, ValueError, KeyError, subprocess.CalledProcessError):
         return []
+    return found
 
 
 def pip_environment() -> "dict[str, str]":
