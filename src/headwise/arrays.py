@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from headwise import tracing
+
 
 def is_torch(x: Any) -> bool:
     """Whether x is a torch tensor; torch is looked up, never imported."""
@@ -51,10 +53,7 @@ def to_numpy(x: Any) -> np.ndarray:
 def known(x: Any) -> np.ndarray | None:
     """x as NumPy where its values can be looked at now: not on another device, not while a graph is being traced."""
     if is_torch(x):
-        torch = sys.modules["torch"]
-        if x.device.type != "cpu" or torch.compiler.is_compiling() or type(x) is not torch.Tensor:
-            return None
-        if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if tracing.symbolic() or x.device.type != "cpu" or not tracing.holds_values(x):
             return None
     if is_jax(x) and isinstance(x, sys.modules["jax"].core.Tracer):
         return None

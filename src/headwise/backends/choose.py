@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from headwise import tracing
 from headwise.arrays import is_jax, is_torch
 from headwise.kernels.trace import TraceError
 from headwise.scores import Options
@@ -52,11 +53,29 @@ def _numpy(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Choice:
 
 def _torch(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Choice:
     torch = sys.modules["torch"]
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+    if tracing.observed():
         import headwise.backends.ops as ops
 
         reason = ops.takes(q, k, v, options)
-        return (ops.attention if reason is None else None), reason
+        if reason is None or tracing.symbolic():
+            return (ops.attention if reason is None else None), reason
+        # A mode that looks on does not see what functions do in a kernel; nothing is wrong with the numbers.
+    return _unseen(q, k, v, options, sizes)
+
+
+def unseen(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
+    """`attention` of torch tensors where nobody looks, as in an operator's body: out [B, H, L, Dv], lse [B, H, L]."""
+    run, _ = _unseen(q, k, v, options, sizes)
+    try:
+        if run is not None:
+            return run(q, k, v, options, sizes)
+    except TraceError:
+        pass
+    return _plain(q, k, v, options, sizes)
+
+
+def _unseen(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Choice:
+    torch = sys.modules["torch"]
     import headwise.backends.compiled as compiled
 
     reason = compiled.reason(q, k, v, options, sizes)

@@ -17,6 +17,7 @@ from headwise.kernels.trace import SCORE, B, Captures, H, I, J, Node
 from headwise.masks import Mask
 from headwise.scores import Options
 from headwise.shapes import Sizes
+from headwise.tracing import differentiated
 
 NAMES = {
     "float32": "f32",
@@ -47,10 +48,13 @@ def reason(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> str | None
         return missing
     if max(sizes) >= masking.FAR:
         return f"a size is {masking.FAR} or more"
-    return _torch_reason((q, k, v, options.bias, options.sinks, options.head_gate)) if is_torch(q) else None
+    return _torch_reason((q, k, v, options.bias, options.sinks, options.head_gate), options) if is_torch(q) else None
 
 
-def _torch_reason(arrays: Sequence[Any]) -> str | None:
+FORWARD = "forward-mode gradients are asked for"
+
+
+def _torch_reason(arrays: Sequence[Any], options: Options) -> str | None:
     torch = sys.modules["torch"]
     tensors = [x for x in arrays if x is not None]
     if torch.compiler.is_compiling() or any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors):
@@ -59,15 +63,12 @@ def _torch_reason(arrays: Sequence[Any]) -> str | None:
         return "a torch.func transform is at work"
     if any(x.device.type != "cpu" for x in tensors):
         return "the tensors are not on the CPU"
+    # What a function refers to may have a derivative, too.
+    if torch.autograd.forward_ad._current_level >= 0 and (options.score_mod or any(map(differentiated, tensors))):
+        return FORWARD
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return GRADIENTS
-    if torch.autograd.forward_ad._current_level >= 0 and any(_is_dual(x) for x in tensors):
-        return "forward-mode gradients are asked for"
     return None
-
-
-def _is_dual(x: Any) -> bool:
-    return sys.modules["torch"].autograd.forward_ad.unpack_dual(x).tangent is not None
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The compiled kernels with gradients: their forward, bit for bit, and a backward recomputed in torch operations.
 
-The recomputation is itself differentiable, so that second derivatives work. Forward-mode derivatives do not pass:
-`torch` has them.
+The recomputation is itself differentiable, so that second derivatives work. Forward-mode derivatives of the forward do
+not come here (`compiled.reason`); those of the backward do.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
+from headwise import tracing
 from headwise.backends import backward, compiled, compiled_backward
 from headwise.backends import torch as plain
 from headwise.backends.backward import Given
@@ -104,19 +105,19 @@ def recomputed(
 
     options: from `given`; twice: the gradients are to be differentiable themselves.
     """
-    # Blocks are added up in place, which vmap (is_grads_batched) does not allow.
-    if not twice and not any(map(batched, grads)) and sizes.B * sizes.H * sizes.L * sizes.S:
+    if not twice and sizes.B * sizes.H * sizes.L * sizes.S and _in_memory(*given, *results, *grads):
         with torch.no_grad(), torch.autocast(grads[0].device.type, enabled=False):
             o, trees = options.trees(given) if isinstance(options, Again) else (options(given), None)
             out, lse = (x.detach() for x in results)
             by_kernels = compiled_backward.gradients(o, trees, sizes, given, (out, lse), grads, wanted)
             return by_kernels or backward.gradients(options, sizes, given, (out, lse), grads, wanted)
-    if not twice:
-        # Where they ask for gradients themselves they are taken as they are: torch.func lets nothing else be asked.
-        given = [x.detach().requires_grad_() if n in wanted and _plain(x) else x for n, x in enumerate(given)]
     q, k, v = given[:3]
     assert q is not None and k is not None and v is not None
     with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
+        # A view each, so that one tensor given twice has two gradients; it keeps what forward mode and torch.func know.
+        given = [x.view_as(x) if x is not None and n in wanted else x for n, x in enumerate(given)]
+        given = [x.requires_grad_() if n in wanted and _plain(x) else x for n, x in enumerate(given)]
+        q, k, v = given[:3]
         results = plain.attention(q, k, v, options(given), sizes)
         used = [(x, g) for x, g in zip(results, grads, strict=True) if x.requires_grad]
         found = torch.autograd.grad(
@@ -136,7 +137,9 @@ def _plain(x: Tensor | None) -> TypeGuard[Tensor]:
     return x is not None and not x.requires_grad
 
 
-def batched(x: Tensor) -> bool:
-    """Whether x stands for many tensors (is_grads_batched, vmap)."""
-    functorch = torch._C._functorch
-    return bool(functorch.is_legacy_batchedtensor(x) or functorch.is_batchedtensor(x))
+def _in_memory(*tensors: Tensor | None) -> bool:
+    """Whether values may be looked at, and results written block by block: no tracer, no batches (is_grads_batched,
+    vmap), no other derivative at work.
+    """
+    some = [x for x in tensors if x is not None]
+    return not tracing.symbolic() and all(map(tracing.holds_values, some)) and not any(map(tracing.differentiated, some))

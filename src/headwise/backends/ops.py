@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from headwise.backends import backward, choose, gradients
-from headwise.backends import torch as plain
 from headwise.backends.packing import has_function, pack, unpack
 from headwise.scores import Options
 from headwise.shapes import Sizes
+from headwise.tracing import differentiated
 
 Tensor = torch.Tensor
 
@@ -34,9 +34,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
     if torch.compiler.is_compiling():
         transformed = torch._C._functorch.get_dynamic_layer_stack_depth() > 0
         return "a torch.func transform is at work" if transformed else None
-    if any(torch._C._functorch.is_gradtrackingtensor(x) for x in tensors) or _dual_level():
-        return "torch.func asks for gradients"
-    return None
+    return "torch.func or forward mode asks for derivatives" if any(map(differentiated, tensors)) else None
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -54,10 +52,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -
         q, k, v, o.bias, o.sinks, o.head_gate, tensors, seed, rule, numbers, o.scale, softcap, o.dropout_p
     )
     return out, lse
-
-
-def _dual_level() -> bool:
-    return torch.autograd.forward_ad._current_level >= 0
 
 
 @torch.library.custom_op("headwise::attention", mutates_args=(), device_types="cpu")
@@ -78,7 +72,7 @@ def attention_operator(
 ) -> tuple[Tensor, Tensor]:
     o = _options(bias, sinks, gate, arrays, seed, rule, numbers, scale, softcap, dropout_p)
     with torch.no_grad():
-        return choose.attention("auto", q, k, v, o, _sizes(q, k, v))
+        return choose.unseen(q, k, v, o, _sizes(q, k, v))
 
 
 @attention_operator.register_fake
@@ -117,7 +111,12 @@ def backward_operator(
 
 
 def _recomputed(
-    o: Options, tensors: backward.Given, results: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]
+    o: Options,
+    tensors: backward.Given,
+    results: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    wanted: Sequence[bool],
+    twice: bool = False,
 ) -> list[Tensor]:
     q, k, v = tensors[:3]
     assert q is not None and k is not None and v is not None
@@ -127,7 +126,7 @@ def _recomputed(
         bias, sinks, gate = given[3:]
         return replace(o, bias=bias, sinks=sinks, head_gate=gate)
 
-    found = gradients.recomputed(options, _sizes(q, k, v), tensors, results, grads, which)
+    found = gradients.recomputed(options, _sizes(q, k, v), tensors, results, grads, which, twice)
     return [_zeros(tensors[n]) if (x := found[n]) is None else x.contiguous() for n in which]
 
 
@@ -147,10 +146,12 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
     arrays = list(saved[9:])
     wanted = [x is not None and ctx.needs_input_grad[n] for n, x in enumerate(tensors)]
     rest = (seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, ctx.dropout_p)
-    if gradients.batched(grad_out) or gradients.batched(grad_lse):  # no operator takes torch's older batches
+    twice, grads = torch.is_grad_enabled(), (grad_out, grad_lse)
+    # The operator has no derivative, nor does it take torch's older batches.
+    if twice or any(map(differentiated, grads)) or any(map(torch._C._functorch.is_legacy_batchedtensor, grads)):
         bias, sinks, gate = tensors[3:]
         o = _options(bias, sinks, gate, arrays, *rest)
-        found = iter(_recomputed(o, tensors, (out, lse), (grad_out, grad_lse), wanted))
+        found = iter(_recomputed(o, tensors, (out, lse), grads, wanted, twice))
     else:
         found = iter(backward_operator(out, lse, grad_out, grad_lse, wanted, *tensors, arrays, *rest))
     no_numbers: list[Any] | None = None if ctx.numbers else []  # torch takes an empty list for one of tensors
@@ -219,33 +220,3 @@ def _(info: Any, dims: Any, *args: Any) -> tuple[list[Tensor], list[int]]:
         backward_operator(*(_entry(x, d, n) for x, d in zip(args, dims, strict=True))) for n in range(info.batch_size)
     ]
     return [torch.stack(x) for x in zip(*found, strict=True)], [0] * len(found[0])
-
-
-def _keep_for_twice(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _, _, grad_out, grad_lse, ctx.wanted, *tensors, arrays, seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, p = (
-        inputs
-    )
-    ctx.dropout_p = p
-    ctx.save_for_backward(grad_out, grad_lse, *tensors, seed, *arrays)
-
-
-def _twice(ctx: Any, given: list[Tensor]) -> tuple[Any, ...]:
-    """Gradients of the gradients, through torch's own operations."""
-    grad_out, grad_lse, *tensors, seed = ctx.saved_tensors[:9]
-    arrays = list(ctx.saved_tensors[9:])
-    with torch.enable_grad():
-        leaves = [None if x is None else x.detach().requires_grad_() for x in (grad_out, grad_lse, *tensors)]
-        d_out, d_lse, q, k, v, bias, sinks, gate = leaves
-        assert d_out is not None and d_lse is not None and q is not None and k is not None and v is not None
-        o = _options(bias, sinks, gate, arrays, seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, ctx.dropout_p)
-        results = plain.attention(q, k, v, o, _sizes(q, k, v))
-        wanted = [x for x, asked in zip(leaves[2:], ctx.wanted, strict=True) if asked and x is not None]
-        once = torch.autograd.grad(results, wanted, [d_out, d_lse], create_graph=True, materialize_grads=True)
-        some = [x for x in leaves if x is not None]
-        found = iter(torch.autograd.grad(once, some, given, materialize_grads=True))
-    grads = [None if x is None else next(found) for x in leaves]
-    no_numbers: list[Any] | None = None if ctx.numbers else []
-    return None, None, *grads[:2], None, *grads[2:], [None] * len(arrays), None, None, no_numbers, None, None, None
-
-
-backward_operator.register_autograd(_twice, setup_context=_keep_for_twice)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from headwise import tracing
 from headwise.backends.blocks import Block, blocks, key_heads
 from headwise.backends.wide_indices import wide_indices
 from headwise.scores import Options, keep, modified, take_bias
@@ -197,8 +198,6 @@ def _weighted_values(p: Tensor, s: Tensor, v: Tensor, finite: bool) -> Tensor:
 
 def _traced(*tensors: Tensor) -> bool:
     """Whether values cannot be looked at or saved-tensor hooks used: traced, transformed, or without storage."""
-    if torch.compiler.is_compiling():
+    if tracing.symbolic() or torch.autograd.forward_ad._current_level >= 0:
         return True
-    if torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0:
-        return True
-    return any(type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta for x in tensors)
+    return not all(map(tracing.holds_values, tensors))
