@@ -52,9 +52,8 @@ def to_numpy(x: Any) -> np.ndarray:
 
 def known(x: Any) -> np.ndarray | None:
     """x as NumPy where its values can be looked at now: not on another device, not while a graph is being traced."""
-    if is_torch(x):
-        if tracing.symbolic() or x.device.type != "cpu" or not tracing.holds_values(x):
-            return None
+    if is_torch(x) and (tracing.symbolic() or x.device.type != "cpu" or not tracing.holds_values(x)):
+        return None
     if is_jax(x) and isinstance(x, sys.modules["jax"].core.Tracer):
         return None
     if isinstance(x, np.ndarray) and in_graph():

@@ -52,7 +52,6 @@ def _numpy(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Choice:
 
 
 def _torch(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Choice:
-    torch = sys.modules["torch"]
     if tracing.observed():
         import headwise.backends.ops as ops
 

@@ -111,13 +111,12 @@ def recomputed(
             out, lse = (x.detach() for x in results)
             by_kernels = compiled_backward.gradients(o, trees, sizes, given, (out, lse), grads, wanted)
             return by_kernels or backward.gradients(options, sizes, given, (out, lse), grads, wanted)
-    q, k, v = given[:3]
-    assert q is not None and k is not None and v is not None
-    with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
+    with torch.enable_grad(), torch.autocast(grads[0].device.type, enabled=False):
         # A view each, so that one tensor given twice has two gradients; it keeps what forward mode and torch.func know.
         given = [x.view_as(x) if x is not None and n in wanted else x for n, x in enumerate(given)]
         given = [x.requires_grad_() if n in wanted and _plain(x) else x for n, x in enumerate(given)]
         q, k, v = given[:3]
+        assert q is not None and k is not None and v is not None
         results = plain.attention(q, k, v, options(given), sizes)
         used = [(x, g) for x, g in zip(results, grads, strict=True) if x.requires_grad]
         found = torch.autograd.grad(
@@ -141,5 +140,6 @@ def _in_memory(*tensors: Tensor | None) -> bool:
     """Whether values may be looked at, and results written block by block: no tracer, no batches (is_grads_batched,
     vmap), no other derivative at work.
     """
-    some = [x for x in tensors if x is not None]
-    return not tracing.symbolic() and all(map(tracing.holds_values, some)) and not any(map(tracing.differentiated, some))
+    if tracing.symbolic():
+        return False
+    return all(x is None or (tracing.holds_values(x) and not tracing.differentiated(x)) for x in tensors)
