@@ -1,7 +1,7 @@
 """Attention on JAX arrays: in JAX operations, and by the compiled kernels through a callback.
 
 Outside of a transformation the kernels read the arrays as they lie. Inside (jit, grad, vmap) they are a callback of the
-compiled computation, whose derivative, of any order, is that of the JAX operations.
+compiled computation, whose derivative, of any order, is that of the JAX operations. The answer lies where q lies.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.buffer_callback import buffer_callback
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headwise.arrays import is_jax, to_numpy
 from headwise.backends import choose
@@ -117,9 +119,13 @@ def takes(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> str |
     missing = compiled.unavailable()
     if missing:
         return missing
-    if any(x.platform != "cpu" for y in _given(q, k, v, options) if not _traced(y) for x in y.devices()):
+    given = _given(q, k, v, options)
+    known = [x for x in given if not _traced(x)]
+    if any(device.platform != "cpu" for x in known for device in x.devices()):
         return "the arrays are not on the CPU"
-    if any(map(_traced, _given(q, k, v, options))):
+    if not all(x.is_fully_addressable for x in known):
+        return "the arrays are spread over several processes"
+    if len(known) < len(given):
         if options.score_mod is not None or has_function(options.mask):
             return "score_mod and mask_mod do not pass through a callback"
         if jax.default_backend() != "cpu":
@@ -132,7 +138,7 @@ def by_kernels(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> 
     o = options
     if not any(map(_traced, _given(q, k, v, o))):
         out, lse = choose.attention("compiled", np.asarray(q), np.asarray(k), np.asarray(v), on_numpy(o), sizes)
-        return jnp.asarray(out), jnp.asarray(lse)
+        return _placed(out, q), _placed(lse, q)
     arrays: list[Any] = []
     numbers: list[int] = []
     rule = "" if o.mask is None else pack(o.mask, arrays, numbers)
@@ -151,9 +157,7 @@ class Rest(NamedTuple):
     def options(self, others: Sequence[Any], arrays: list[Any]) -> Options:
         bias, sinks, gate = others
         mask = unpack(self.rule, arrays, list(self.numbers)) if self.rule else None
-        return Options(
-            scale=self.scale, mask=mask, bias=bias, softcap=self.softcap, sinks=sinks, head_gate=gate
-        )
+        return Options(scale=self.scale, mask=mask, bias=bias, softcap=self.softcap, sinks=sinks, head_gate=gate)
 
 
 @functools.lru_cache(1024)
@@ -163,7 +167,6 @@ def _callback(rest: Rest) -> Callable[..., tuple[Array, Array]]:
     """
 
     def compute(tensors: Any, arrays: Any) -> tuple[np.ndarray, np.ndarray]:
-        tensors, arrays = jax.tree.map(np.asarray, (tensors, arrays))
         extra = tensors[0].ndim - 4  # axes that vmap put in front
         if not extra:
             q, k, v, *others = tensors
@@ -176,6 +179,13 @@ def _callback(rest: Rest) -> Callable[..., tuple[Array, Array]]:
         out, lse = zip(*found, strict=True)
         return np.stack(out), np.stack(lse)
 
+    def fill(_: Any, outputs: Any, tensors: Any, arrays: Any) -> None:
+        """The buffers are looked at where they lie: turning them into JAX arrays first may wait for the very thread
+        that this runs on.
+        """
+        for buffer, found in zip(outputs, compute(*jax.tree.map(np.asarray, (tensors, arrays))), strict=True):
+            np.asarray(buffer)[...] = found
+
     @jax.custom_jvp
     def run(tensors: Any, arrays: Any) -> tuple[Array, Array]:
         q, _, v, *_ = tensors
@@ -184,7 +194,8 @@ def _callback(rest: Rest) -> Callable[..., tuple[Array, Array]]:
             jax.ShapeDtypeStruct((*q.shape[:3], v.shape[3]), q.dtype),  # type: ignore[no-untyped-call]
             jax.ShapeDtypeStruct(q.shape[:3], wide),  # type: ignore[no-untyped-call]
         )
-        out, lse = jax.pure_callback(compute, shapes, tensors, arrays, vmap_method="expand_dims")
+        found = buffer_callback(fill, shapes, vmap_method="expand_dims")(tensors, arrays)
+        out, lse = (_typed(x, q, jax.tree.leaves((tensors, arrays))) for x in found)
         return out, lse
 
     @run.defjvp
@@ -198,6 +209,46 @@ def _callback(rest: Rest) -> Callable[..., tuple[Array, Array]]:
         return run(tensors, arrays), jax.jvp(plain, (tensors,), (tangents[0],))[1]
 
     return run
+
+
+def _placed(x: np.ndarray, q: Array) -> Array:
+    """x [B, H, L, ...] where q [B, H, L, D] lies, cut over devices as q is."""
+    if not q.committed:
+        return jnp.asarray(x)
+    sharding = q.sharding
+    if isinstance(sharding, NamedSharding):
+        sharding = _as_q(sharding, x.ndim)
+    elif len(sharding.device_set) > 1:
+        devices = np.array(sorted(sharding.device_set, key=str))
+        sharding = NamedSharding(Mesh(devices, ("all",)), PartitionSpec())  # type: ignore[no-untyped-call]
+    placed: Array = jax.device_put(x, sharding)
+    return placed
+
+
+def _as_q(sharding: NamedSharding, ndim: int) -> NamedSharding:
+    """How [B, H, L, ...] is cut where q [B, H, L, D] is cut as `sharding` says."""
+    first = sharding.spec[:3]
+    spec = PartitionSpec(*first, *[None] * (ndim - len(first)))  # type: ignore[no-untyped-call]
+    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+
+
+def _typed(x: Array, q: Array, given: Sequence[Any]) -> Array:
+    """What a callback gave, with the type that JAX's operations would have given it: the axes of a mesh along which it
+    varies (inside shard_map) or is cut (where axes are explicit).
+    """
+    varying = frozenset().union(*map(_varying, given))
+    if varying:
+        x = jax.lax.pcast(x, tuple(varying), to="varying")
+    sharding = jax.typeof(q).sharding
+    if not sharding.mesh.empty and sharding.mesh.explicit_axes:
+        x = jax.sharding.reshard(x, _as_q(sharding, x.ndim))  # type: ignore[no-untyped-call]
+    return x
+
+
+def _varying(x: Any) -> frozenset[str]:
+    kind = jax.typeof(x)
+    found: frozenset[str] = kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying
+    return found
 
 
 def on_numpy(options: Options) -> Options:
