@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.heads.find import link_weights, pick
+from headwise.heads.find import link_weights
+from headwise.heads.locate import pick
 from headwise.heads.words import Words, words_of
 from headwise.models.pretrained import load_encoder_or_decoder
 
@@ -94,7 +95,8 @@ def test_pick(said: str, place: int) -> None:
     ("said", "message"),
     [
         ("bird", 'find: "bird" is not a word of the text; its words are: she cat dog'),
-        ("cat", 'find: "cat" is in the text 2 times; pick one with "cat#1", "cat#2"'),
+        ("cat", r'find: "cat" is in the text 2 times; pick one with "cat#1" \(\[CLS\] she \[cat\] cat dog\), '),
+        ("#5", 'find: "#5" must name a token of the text, #0 to #4'),
         ("cat#3", 'find: "cat#3" is not in the text; "cat" is there 2 times, counted from 1'),
         ("cat#0", 'find: "cat#0" is not in the text; "cat" is there 2 times'),
         ("", 'find: "" is not a word of the text'),

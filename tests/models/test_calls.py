@@ -92,7 +92,10 @@ def test_a_cache_filled_before_the_block() -> None:
     assert heads[1].shape == (2, 6, 5, 13)
     assert heads[1].offset == 8
     close(heads[1].to_dense(), wanted.attentions[1][:, :, 8:])
-    assert heads.main.key_ids is None  # nobody saw the first eight
+    assert torch.equal(heads.main.query_ids, ids[:, 8:])
+    assert torch.equal(heads.main.key_ids[:, 8:], ids[:, 8:])
+    assert bool((heads.main.key_ids[:, :8] == -1).all())  # nobody saw the first eight
+    assert heads.table()[0]["duplicate"] is None
 
 
 def test_another_continuation_of_one_beginning_is_another_call() -> None:

@@ -246,7 +246,7 @@ def first(said: Any) -> Any:
 
 
 def another_mask(said: Any, arrays: Any) -> None:
-    first(said).update(mask=["keys", first(said)["arrays"]["ids"]])
+    first(said).update(mask=["keys", first(said)["text"]["ids"]])
 
 
 def array(name: str, x: Any) -> Any:
@@ -256,8 +256,27 @@ def array(name: str, x: Any) -> Any:
     return change
 
 
+def ids(x: Any) -> Any:
+    def change(said: Any, arrays: Any) -> None:
+        arrays[first(said)["text"]["ids"]] = x(arrays[first(said)["text"]["ids"]])
+
+    return change
+
+
+def test_a_file_of_the_first_version(run: Path) -> None:
+    def older(said: Any, arrays: Any) -> None:
+        said["version"] = 1
+        for layer in said["parts"][0]["layers"].values():
+            for call in layer:
+                call["arrays"]["ids"] = call.pop("text")["ids"]
+
+    before = hw.open(run)
+    rewritten(run, older)
+    assert torch.equal(hw.open(run).main.key_ids, before.main.key_ids)
+
+
 BROKEN = {
-    "version": (lambda said, arrays: said.update(version=2), "its version is 2, this headwise reads 1"),
+    "version": (lambda said, arrays: said.update(version=3), "its version is 3, this headwise reads 1 and 2"),
     "no parts": (lambda said, arrays: said.pop("parts") and None, "'parts' is missing"),
     "a list": (lambda said, arrays: [1], "list indices must be integers"),
     "no q": (lambda said, arrays: first(said)["arrays"].update(q=None), "a call lacks q, k, v, out or lse"),
@@ -270,7 +289,9 @@ BROKEN = {
     "half lse": (array("lse", lambda x: x.half()), "lse is torch.float16"),
     "sinks": (array("sinks", lambda x: x[1:]), r"sinks must have shape \[H\] with H=6"),
     "sinks in integers": (array("sinks", lambda x: x.int()), "the sinks are torch.int32"),
-    "ids": (array("ids", lambda x: x[:, 1:]), r"ids has shape \(2, 12\), which does not go with B=2"),
+    "ids": (ids(lambda x: x[:, 1:]), r"ids is torch.int64 \(2, 12\) from position 0, .* B=2 and the 13 queries from 0"),
+    "ids in numbers": (ids(lambda x: x.double()), r"ids is torch.float64 \(2, 13\)"),
+    "ids of others": (ids(lambda x: x[:1]), r"ids is torch.int64 \(1, 13\)"),
     "mask": (lambda said, arrays: first(said).update(mask=["xor"]), "is no mask"),
     "another mask": (another_mask, "keys: valid"),
     "real in numbers": (array("real", lambda x: x.long()), "real is torch.int64"),

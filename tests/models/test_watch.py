@@ -491,7 +491,8 @@ def test_refuses_a_model_outside_the_interface() -> None:
     [
         (7, ValueError, r"heads: layer must be one of \[0, 1\]; got 7"),
         ((1, 5), ValueError, "heads: head must be 0 to 4 in layer 1; got 5"),
-        ((1, -1), ValueError, "heads: head must be 0 to 4 in layer 1; got -1"),
+        ((1, -6), ValueError, "heads: head must be 0 to 4 in layer 1; got -6"),
+        (-3, ValueError, r"heads: layer must be one of \[0, 1\]; got -3"),
         ("a", TypeError, r"heads: layer must be an int, as in heads\[5\] or heads\[5, 10\]; got 'a'"),
         ((1, 1.5), TypeError, "heads: head must be an int"),
     ],

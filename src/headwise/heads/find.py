@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from headwise.arrays import to_numpy
+from headwise.heads.locate import Place, locate_link
 from headwise.heads.words import Words
 
 
@@ -17,7 +18,8 @@ class Link:
     """All heads for one link, the strongest first.
 
     source, target: the words as they are in the text. ranking: (layer, head, weight). source_word, target_word: their
-    places among the words of the queries and of the keys.
+    places among the words of the queries and of the keys. left_out: layers that did not compute the source's row, as
+    some do in a generation.
     """
 
     source: str
@@ -25,6 +27,7 @@ class Link:
     ranking: list[tuple[int, int, float]]
     source_word: int = 0
     target_word: int = 0
+    left_out: tuple[int, ...] = ()
 
 
 def find(part: Any, links: Sequence[Any], batch: int | None = None) -> list[Link]:
@@ -35,38 +38,83 @@ def find(part: Any, links: Sequence[Any], batch: int | None = None) -> list[Link
 
     Args:
         part: what `watch` saw, `Heads` or one of its parts.
-        links: pairs (from word, to word); "she#2" is the second "she" of the text.
+        links: pairs (from word, to word); "she#2" is the second "she" of the text, "#7" its token number 7, counted
+            from 0. What is no word may be a stretch of the text that begins and ends where tokens do.
         batch: which batch entry; may be left out when there is one.
     Returns:
         one Link a pair, in order.
     Raises:
-        ValueError: a word is not in the text or is there more than once, or there are no words to look in.
-        TypeError: a link is no pair of words.
+        ValueError: a word is not in the text or is there more than once, the mask hides the link in every layer, or
+            there are no words to look in. TypeError: a link is no pair of words.
     """
-    queries, keys = part.query_words, part.key_words
-    if queries is None or keys is None:
-        missing = (
-            "a tokenizer: hw.watch(model, tokenizer)"
-            if part_tokenizer(part) is None
-            else "a model that is given token ids"
-        )
-        raise ValueError(f"find: words need {missing}")
+    part = getattr(part, "main", part)
+    queries, keys = _words(part)
     at = _batch_entry(batch, len(queries))
-    key_at = at if len(keys) > 1 else 0
-    found = []
-    for link in links:
-        if not isinstance(link, tuple | list) or len(link) != 2 or not all(isinstance(x, str) for x in link):
-            raise TypeError(f"find: a link must be a pair of words, as in ('she', 'engineer'); got {link!r}")
-        source, target = pick(queries[at], link[0]), pick(keys[key_at], link[1])
-        rows, columns = queries[at].spans[source], keys[key_at].spans[target]
-        ranking = [
-            (layer, head, weight)
-            for layer in part.layers
-            for head, weight in enumerate(link_weights(part[layer], at, rows, columns))
-        ]
-        ranking.sort(key=lambda entry: (-entry[2], entry[0], entry[1]))
-        found.append(Link(queries[at].labels[source], keys[key_at].labels[target], ranking, source, target))
-    return found
+    places = [locate_link(queries[at], keys[at if len(keys) > 1 else 0], link, part.tokenizer) for link in links]
+    return [_ranked(part, at, source, target) for source, target in places]
+
+
+def _words(part: Any) -> tuple[list[Words], list[Words]]:
+    queries, keys = part.query_words, part.key_words
+    if queries is not None and keys is not None:
+        return queries, keys
+    if part.tokenizer is None:
+        raise ValueError("find: words need a tokenizer: hw.watch(model, tokenizer)")
+    missing = "queries" if queries is None else "keys"
+    raise ValueError(
+        f"find: words need a model that is given token ids, one for each of its rows; the {missing} of {part.name} are "
+        "none that a token id is known for (a picture's patches, vectors, or a text before the block); index the "
+        "weights themselves, as in heads.parts[name][layer]"
+    )
+
+
+def _ranked(part: Any, batch: int, source: Place, target: Place) -> Link:
+    """All heads for a link; rows and keys are known by their positions, for a layer may have fewer."""
+    ranking: list[tuple[int, int, float]] = []
+    left_out = []
+    for layer in part.layers:
+        weights, shift = part[layer], part.shift(layer)
+        rows, columns = (
+            ([], [])
+            if shift is None
+            else (  # a key that a layer has let go of is out of its window
+                [i - shift[0] for i in source.tokens],
+                [j - shift[1] for j in target.tokens],
+            )
+        )
+        L, S = weights.shape[2:]
+        if not rows or not all(0 <= i < L for i in rows) or not all(j < S for j in columns):
+            left_out.append(layer)
+            continue
+        given = link_weights(weights, batch, rows, [j for j in columns if j >= 0])
+        ranking += [(layer, head, weight) for head, weight in enumerate(given)]
+    if not ranking:
+        raise ValueError(
+            f'find: no layer computed the row of "{source.label}" (token {source.tokens[0]}); layers may compute the '
+            "last rows alone in a generation: run model(**inputs) over the whole text in a block of its own"
+        )
+    if not any(weight for *_, weight in ranking) and _hidden(part, batch, source, target):
+        raise ValueError(
+            f'find: "{source.label}" (token {source.tokens[0]}) cannot attend to "{target.label}" (token '
+            f"{target.tokens[0]}): the mask hides it in every layer, as a decoder's hides what comes later; a link "
+            "must lead to a word that can be seen"
+        )
+    ranking.sort(key=lambda entry: (-entry[2], entry[0], entry[1]))
+    return Link(source.label, target.label, ranking, source.word, target.word, tuple(left_out))
+
+
+def _hidden(part: Any, batch: int, source: Place, target: Place) -> bool:
+    """Whether no row of the source may see a key of the target, in any layer."""
+    for layer in part.layers:
+        shift = part.shift(layer)
+        if shift is None:
+            continue
+        weights = part[layer]
+        rows = np.array([i - shift[0] for i in source.tokens])
+        columns = np.array([j - shift[1] for j in target.tokens if j >= shift[1]], int)
+        if (rows >= 0).all() and (to_numpy(weights.scores[batch, :, rows[:, None], columns]) > -np.inf).any():
+            return False
+    return True
 
 
 def link_weights(weights: Any, batch: int, rows: Sequence[int], columns: Sequence[int]) -> list[float]:
@@ -85,42 +133,12 @@ def link_weights(weights: Any, batch: int, rows: Sequence[int], columns: Sequenc
     return [float(row[seen].mean()) if seen.any() else 0.0 for row, seen in zip(sums, some, strict=True)]
 
 
-def pick(words: Words, said: str) -> int:
-    """The place of a word: by its exact label, else without regard to case; "she#2" is the second "she"."""
-    places = _matches(words, said)
-    if len(places) == 1:
-        return places[0]
-    if len(places) > 1:
-        ways = ", ".join(f'"{said}#{n}"' for n in range(1, len(places) + 1))
-        raise ValueError(f'find: "{said}" is in the text {len(places)} times; pick one with {ways}')
-    word, mark, number = said.rpartition("#")
-    if mark and number.isdigit():
-        places = _matches(words, word)
-        if places and 1 <= int(number) <= len(places):
-            return places[int(number) - 1]
-        if places:
-            raise ValueError(
-                f'find: "{said}" is not in the text; "{word}" is there {len(places)} times, counted from 1'
-            )
-    there = " ".join(
-        dict.fromkeys(label for label, special in zip(words.labels, words.special, strict=True) if not special)
-    )
-    raise ValueError(f'find: "{said}" is not a word of the text; its words are: {there[:2000]}')
-
-
-def _matches(words: Words, said: str) -> list[int]:
-    exact = [n for n, label in enumerate(words.labels) if label == said]
-    return exact or [n for n, label in enumerate(words.labels) if label.casefold() == said.casefold()]
-
-
 def _batch_entry(batch: int | None, B: int) -> int:
     if batch is None and B == 1:
         return 0
     if batch is None or not 0 <= batch < B:
-        raise ValueError(f"find: batch must be 0 to {B - 1}, for {B} texts were watched; got {batch}")
+        raise ValueError(
+            f"find: batch must be 0 to {B - 1}, for {B} texts were watched; got {batch}; which one is a text that "
+            "generate returned, heads.entries_of(out) says"
+        )
     return batch
-
-
-def part_tokenizer(part: Any) -> Any:
-    """The tokenizer of `Heads` or of a part."""
-    return getattr(part, "tokenizer", None) or getattr(getattr(part, "main", None), "tokenizer", None)

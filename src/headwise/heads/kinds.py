@@ -15,6 +15,7 @@ from headwise.heads.shares import REACH as REACH
 from headwise.heads.shares import Text, places_of, positions_of, row_blocks, row_shares
 from headwise.heads.shares import repeats as repeats
 from headwise.heads.table import Table
+from headwise.models.kept_text import separators_of
 from headwise.weights import Weights
 
 Array = np.ndarray
@@ -62,10 +63,11 @@ def text_of(part: Any, call: Any, weights: Weights) -> Text:
         np.ones((B, n), bool) if mask is None else np.broadcast_to(to_numpy(mask), (B, n))
         for mask, n in ((call.query_mask(), L), (call.key_mask(), S))
     )
-    query_ids, key_ids = (None if ids is None else to_numpy(ids) for ids in (part.query_ids, part.key_ids))
+    known = (part.query_ids, part.key_ids) if part.cross else (call.ids, call.key_ids)
+    query_ids, key_ids = (None if ids is None or bool((ids < 0).any()) else to_numpy(ids) for ids in known)
     separators = None
     if key_ids is not None and part.tokenizer is not None:
-        separators = np.isin(key_ids, list(part.tokenizer.all_special_ids)) & keys
+        separators = np.isin(key_ids, separators_of(part.tokenizer)) & keys
         separators[np.arange(B), keys.argmax(1)] = False
     return Text(rows, keys, query_ids, key_ids, separators, positions=not part.cross)
 

@@ -23,6 +23,7 @@ from headwise.heads.survey_output import check_output, part_of, table_of, write
 from headwise.heads.survey_sums import State, sums_of
 from headwise.heads.table import Table
 from headwise.models.interface import Seen, Session
+from headwise.models.kept_text import separators_of
 from headwise.shapes import dtype_name
 
 Array = np.ndarray
@@ -249,7 +250,7 @@ class Reader(Session):
 
     @torch.no_grad()
     def _run(self, rows: list[list[int]]) -> Array:
-        texts = Texts.of(rows, list(self.tokenizer.all_special_ids), self._padding())
+        texts = Texts.of(rows, separators_of(self.tokenizer), self._padding())
         device = next(self.model.parameters()).device
         ids, real = torch.from_numpy(texts.ids).to(device), torch.from_numpy(texts.real).to(device).long()
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": real, "use_cache": False}

@@ -7,9 +7,12 @@ byte by byte, and cut where the tokenizer's own pre-tokenizer cuts it. Special t
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
+
+from headwise.models.kept_text import UNSEEN, tokens_of
 
 _SPACE = "▁"  # SentencePiece's mark for a space
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>$")
@@ -48,8 +51,8 @@ def words_of(tokenizer: Any, ids: list[int]) -> Words:
     >>> words.labels, words.spans[1]
     (['[CLS]', 'unfathomable', ',', 'she', 'said', '.', '[SEP]'], [1, 2, 3, 4])
     """
-    tokens = [str(t) for t in tokenizer.convert_ids_to_tokens(ids)]
-    special_ids = set(tokenizer.all_special_ids)
+    tokens = tokens_of(tokenizer, ids)
+    special_ids = {*tokenizer.all_special_ids, UNSEEN}
     special = [i in special_ids for i in ids]
     rules = _rules(tokenizer)
     labels: list[str] = []
@@ -164,6 +167,40 @@ def _ink(text: str, at: int, stop: int) -> int:
     """The first character from `at` on that is no space, or `at` where there is none before `stop`."""
     inked = at + len(text[at:stop]) - len(text[at:stop].lstrip())
     return inked if inked < stop else at
+
+
+def reader(words: Words) -> Callable[[list[int]], str]:
+    """What neighbouring tokens of a text read like, by their numbers; the words' labels tell how tokens are written.
+
+    >>> words = Words(["herself", "."], [[0, 1], [2]], ["her", "##self", "."], [False, False])
+    >>> reader(words)([0, 1]), reader(words)([1, 2])
+    (' herself', 'self .')
+    """
+    ordinary = [n for n, special in enumerate(words.special) if not special]
+    ways: tuple[Callable[[list[str]], str], ...] = (
+        _join_pieces,
+        partial(_join_bytes, _bytes),
+        partial(_join_bytes, _spaced),
+    )
+    for join in ways:
+        if all(join([words.tokens[t] for t in words.spans[n]]).strip() == words.labels[n].strip() for n in ordinary):
+            break
+    else:
+        join = " ".join
+    return lambda tokens: join([words.tokens[t] for t in tokens])
+
+
+def _join_pieces(tokens: list[str]) -> str:
+    """WordPiece: what goes on with a word begins with ##; between two words stands a space."""
+    text = ""
+    for token in tokens:
+        goes_on = token.startswith("##") and token != "##"
+        text += token[2:] if goes_on else f" {token}"
+    return text
+
+
+def _join_bytes(piece: Callable[[str], bytes], tokens: list[str]) -> str:
+    return b"".join(map(piece, tokens)).decode("utf-8", "replace")
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ import torch
 from headwise import masks
 from headwise.models.carrier import Plan
 from headwise.models.interface import Seen
+from headwise.models.texts import Text
 from headwise.scores import Options
 from headwise.shapes import Sizes
 from headwise.weights import Weights
@@ -39,7 +40,7 @@ class Call:
     start: int  # position of the first query
     key_start: int  # position of the first key
     at: int  # position of the first key of k
-    ids: Tensor | None  # [B, L]
+    text: Text | None  # token ids by position
     real: Tensor | None  # [B, K] by position, which queries are no padding
     key_real: Tensor | None  # [B, S] for cross-attention; else the queries' padding mask says it
     cross: bool
@@ -54,9 +55,14 @@ class Call:
         return self.at + self.k.shape[2]
 
     @property
-    def one_text(self) -> bool:
-        """Whether keys and queries stand at the same places of one text."""
-        return (self.start, self.L) == (self.key_start, self.end - self.key_start)
+    def ids(self) -> Tensor | None:
+        """Token ids of the queries [B, L]; None where they are not known."""
+        return None if self.text is None else self.text.at(self.start, self.L)
+
+    @property
+    def key_ids(self) -> Tensor | None:
+        """Token ids of the keys [B, S] of self-attention, -1 for those that nobody saw; None where none is known."""
+        return None if self.text is None or self.cross else self.text.keys(self.key_start, self.end - self.key_start)
 
     def weights(self) -> Weights:
         """The lazy weights [B, H, L, S] of all steps together."""
@@ -87,8 +93,11 @@ class Call:
         return real if real.shape[1] == n else None
 
 
-def new_call(seen: Seen, chosen: list[int] | None = None) -> Call:
-    """What is kept of an attention call: q, k, v, lse and the output, detached; of all heads or of the chosen ones."""
+def new_call(seen: Seen, chosen: list[int] | None = None, text: Text | None = None) -> Call:
+    """What is kept of an attention call: q, k, v, lse and the output, detached; of all heads or of the chosen ones.
+
+    text: the token ids of its queries, by position.
+    """
     w, plan, cross = seen.weights, seen.plan, seen.place.cross
     q, k, v, out, lse = (x.detach() for x in (w._q, w._k, w._v, w._out, w._lse))
     options = _detached(w._options)
@@ -97,7 +106,6 @@ def new_call(seen: Seen, chosen: list[int] | None = None) -> Call:
         q, out, lse = (x[:, chosen] for x in (q, out, lse))
         k, v = (x[:, [h // group for h in chosen]] for x in (k, v))  # each its own: a choice may cut a group anywhere
         options = _chosen(options, chosen)
-    ids = seen.run.ids
     key_start = 0 if plan is None else plan.kv_offset
     return Call(
         q=[q],
@@ -112,16 +120,16 @@ def new_call(seen: Seen, chosen: list[int] | None = None) -> Call:
         start=seen.run.past if cross or plan is None else plan.q_offset,
         key_start=key_start,
         at=key_start,
-        ids=ids if ids is not None and ids.shape == (q.shape[0], q.shape[2]) else None,
+        text=text,
         real=seen.run.real if cross or plan is None else plan.padding,
         key_real=seen.real,
         cross=cross,
     )
 
 
-def add_call(calls: list[Call], seen: Seen, chosen: list[int] | None = None) -> None:
+def add_call(calls: list[Call], seen: Seen, chosen: list[int] | None = None, text: Text | None = None) -> None:
     """Appends an attention call to its layer's, or joins it to the last one."""
-    new = new_call(seen, chosen)
+    new = new_call(seen, chosen, text)
     order = _continuation(calls[-1], new) if calls else None
     if order is not None:
         join(calls[-1], new, order)
@@ -143,7 +151,7 @@ def join(old: Call, new: Call, order: list[int]) -> None:
     old.out += new.out
     old.lse += new.lse
     old.bias += new.bias
-    old.ids = None if old.ids is None or new.ids is None else torch.cat([old.ids, new.ids], 1)
+    old.text = None if old.text is None or new.text is None else old.text.joined(new.text)
     old.real, old.plan = new.real, new.plan
     if old.cross:
         return
@@ -216,7 +224,9 @@ def _reorder(call: Call, order: list[int]) -> None:
 
     call.q, call.out, call.lse, call.bias = ([pick(x) for x in xs] for xs in (call.q, call.out, call.lse, call.bias))
     call.left = [(pick(k), pick(v)) for k, v in call.left]
-    call.k, call.v, call.ids = pick(call.k), pick(call.v), pick(call.ids)
+    call.k, call.v = pick(call.k), pick(call.v)
+    if call.text is not None:
+        call.text = replace(call.text, ids=pick(call.text.ids))
 
 
 def _share_keys(calls: list[Call], new: Call) -> None:

@@ -21,7 +21,8 @@ from headwise.models import kept_masks
 from headwise.models.atomic import whole_file
 from headwise.models.calls import Call
 from headwise.models.kept import ReadCall
-from headwise.models.kept_text import KeptTokenizer
+from headwise.models.kept_text import KeptTokenizer, separators_of, tokens_of
+from headwise.models.texts import Text
 from headwise.models.watch import Heads, Part
 from headwise.reading import Reads
 from headwise.scores import Options
@@ -30,7 +31,8 @@ from headwise.weights import Check
 
 Tensor = torch.Tensor
 
-VERSION = 1
+VERSION = 2
+READS = (1, 2)  # of version 1: a call has the ids of its queries alone
 SAID = "headwise"  # the name of the array that holds the JSON
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -116,8 +118,8 @@ def open(path: str | os.PathLike[str]) -> Heads:
         )
     try:
         said = json.loads(bytes(arrays[SAID].numpy()).decode("utf-8", "surrogatepass"))
-        if said["version"] != VERSION:
-            _wrong(f"its version is {said['version']}, this headwise reads {VERSION}")
+        if said["version"] not in READS:
+            _wrong(f"its version is {said['version']}, this headwise reads {' and '.join(map(str, READS))}")
         return _heads(said, arrays)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
@@ -155,7 +157,6 @@ def _part(part: Part, put: Callable[[Any], str]) -> dict[str, Any]:
     return {
         "name": part.name,
         "cross": part.cross,
-        "above": None if part.ids_above is None else put(part.ids_above[0]),
         "chosen": {str(layer): heads for layer, heads in part.chosen.items()},
         "reads": bool(part.kept_reads),
         "layers": {str(layer): [one(call, put) for call in calls[layer]] for layer in sorted(calls)},
@@ -170,9 +171,10 @@ def _call(call: Any, put: Callable[[Any], str]) -> dict[str, Any]:
     w = call.weights()
     options = w._options
     arrays = {"q": w._q, "k": w._k, "v": w._v, "out": w._out, "lse": w._lse, "bias": options.bias}
-    arrays |= {"sinks": options.sinks, "ids": call.ids, "real": call.real, "key_real": call.key_real}
+    arrays |= {"sinks": options.sinks, "real": call.real, "key_real": call.key_real}
     return {
         "arrays": {name: _maybe(x, put) for name, x in arrays.items()},
+        "text": _written_text(call.text, put),
         "mask": kept_masks.written(options.mask, w._sizes, put),
         "scale": options.scale,
         "softcap": options.softcap,
@@ -183,13 +185,24 @@ def _call(call: Any, put: Callable[[Any], str]) -> dict[str, Any]:
     }
 
 
+def _written_text(text: Text | None, put: Callable[[Any], str]) -> Any:
+    return None if text is None else {"ids": put(text.ids), "start": text.start, "keyed": text.keyed}
+
+
 def _read_call(call: Any, put: Callable[[Any], str]) -> dict[str, Any]:
     def each(x: Any) -> Any:
         return [each(y) for y in x] if isinstance(x, tuple | list) else _maybe(x, put)
 
     reads = {field.name: each(getattr(call.reads, field.name)) for field in fields(Reads)}
-    arrays = {name: _maybe(getattr(call, name), put) for name in ("ids", "real", "key_real")}
-    return {"reads": reads, "arrays": arrays, "shape": list(call.shape), "starts": list(call.starts)}
+    arrays = {name: _maybe(getattr(call, name), put) for name in ("real", "key_real")}
+    return {
+        "reads": reads,
+        "arrays": arrays,
+        "text": _written_text(call.text, put),
+        "shape": list(call.shape),
+        "starts": list(call.starts),
+        "cross": call.cross,
+    }
 
 
 def _text(parts: list[Part]) -> dict[str, Any] | None:
@@ -197,16 +210,22 @@ def _text(parts: list[Part]) -> dict[str, Any] | None:
     tokenizer = parts[0].tokenizer
     if tokenizer is None:
         return None
-    found = [call.ids for part in parts for calls in (part.kept_reads or part.kept).values() for call in calls]
-    found += [part.ids_above[0] for part in parts if part.ids_above]
-    rows = {tuple(row) for ids in found if ids is not None for row in ids.tolist()}
-    ids = sorted({i for row in rows for i in row})
+    rows = {row for part in parts for row in _rows(part)}
+    ids = sorted({i for row in rows for i in row if i >= 0})
     words = []
     for row in sorted(rows):
         (one,) = parts[0]._grouped(torch.tensor([row])) or []
         words.append([row, one.labels, one.spans, one.special])
     special = [int(i) for i in tokenizer.all_special_ids]
-    return {"tokens": [ids, [str(t) for t in tokenizer.convert_ids_to_tokens(ids)]], "special": special, "words": words}
+    said = {"special": special, "separators": separators_of(tokenizer)}
+    return {"tokens": [ids, tokens_of(tokenizer, ids)], "words": words, **said}
+
+
+def _rows(part: Part) -> set[tuple[int, ...]]:
+    """The texts whose words may be asked for: of the queries and of the keys of every call."""
+    calls = [call for some in (part.kept_reads or part.kept).values() for call in some]
+    found = [ids for call in calls for ids in (call.ids, call.key_ids) if ids is not None]
+    return {tuple(row) for ids in found for row in ids.tolist()}
 
 
 # reading
@@ -216,11 +235,12 @@ def _heads(said: dict[str, Any], arrays: dict[str, Tensor]) -> Heads:
     text = said["text"]
     tokenizer = None
     if text is not None:
-        special = text["special"]
-        if not isinstance(special, list) or not all(type(i) is int for i in special):
-            _wrong(f"special, the special tokens' ids, is {special!r}, no list of ints")
+        special, separators = text["special"], text.get("separators", text["special"])
+        for name, ids in (("special", special), ("separators", separators)):
+            if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+                _wrong(f"{name}, the special tokens' ids, is {ids!r}, no list of ints")
         words = {tuple(row): rest for row, *rest in text["words"]}
-        tokenizer = KeptTokenizer(dict(zip(*text["tokens"], strict=True)), special, words)
+        tokenizer = KeptTokenizer(dict(zip(*text["tokens"], strict=True)), special, words, separators)
     if not isinstance(said["parts"], list) or not said["parts"]:
         _wrong(f"parts must be a list of at least one; it is {said['parts']!r}")
     parts = {}
@@ -229,7 +249,6 @@ def _heads(said: dict[str, Any], arrays: dict[str, Tensor]) -> Heads:
             _wrong(f"cross must be true or false; it is {one['cross']!r}")
         part = parts[str(one["name"])] = Part(str(one["name"]), tokenizer)
         part.cross = one["cross"]
-        part.ids_above = None if one["above"] is None else [arrays[one["above"]]]
         for layer, calls in one["layers"].items():
             if one["reads"]:
                 part.kept_reads[int(layer)] = [_opened_reads(call, arrays) for call in calls]
@@ -249,9 +268,7 @@ def _heads(said: dict[str, Any], arrays: dict[str, Tensor]) -> Heads:
 
 
 def _check_words(part: Part, tokenizer: KeptTokenizer) -> None:
-    calls = [call for some in (part.kept_reads or part.kept).values() for call in some]
-    every = [call.ids for call in calls] + (part.ids_above or [])
-    for row in {tuple(row) for ids in every if ids is not None for row in ids.tolist()}:
+    for row in _rows(part):
         tokenizer.words(list(row))  # a KeyError where a text or a token of it is missing
 
 
@@ -297,18 +314,34 @@ def _opened(said: dict[str, Any], arrays: dict[str, Tensor]) -> Call:
         start=int(said["start"]),
         key_start=int(said["key_start"]),
         at=int(said["key_start"]),
-        ids=_per_text("ids", named, sizes, L),
+        text=_opened_text(said, arrays, B, int(said["start"]), L),
         real=_per_text("real", named, sizes, None),
         key_real=_per_text("key_real", named, sizes, sizes.S if said["cross"] else None),
         cross=said["cross"],
     )
 
 
+def _opened_text(said: dict[str, Any], arrays: dict[str, Tensor], B: int, start: int, L: int) -> Text | None:
+    first = {"ids": said["arrays"].get("ids"), "start": start, "keyed": True}
+    kept = said.get("text", None if first["ids"] is None else first)
+    if kept is None:
+        return None
+    ids, at = arrays[kept["ids"]], int(kept["start"])
+    text = Text(ids, at, bool(kept["keyed"]))
+    whole = ids.ndim == 2 and ids.shape[0] == B and not ids.is_floating_point() and ids.dtype != torch.bool
+    if not whole or text.at(start, L) is None:
+        _wrong(
+            f"ids is {ids.dtype} {tuple(ids.shape)} from position {at}, which does not go with B={B} and the {L} "
+            f"queries from {start} on"
+        )
+    return text
+
+
 def _per_text(name: str, named: dict[str, Tensor | None], sizes: Sizes, n: int | None) -> Tensor | None:
     x = named[name]
     if x is not None and (x.ndim != 2 or x.shape[0] not in (1, sizes.B) or (n is not None and x.shape[1] != n)):
         _wrong(f"{name} has shape {tuple(x.shape)}, which does not go with B={sizes.B}")
-    if x is not None and (x.dtype == torch.bool) != (name != "ids"):
+    if x is not None and x.dtype != torch.bool:
         _wrong(f"{name} is {x.dtype}")
     return x
 
@@ -325,4 +358,6 @@ def _opened_reads(said: dict[str, Any], arrays: dict[str, Tensor]) -> ReadCall:
     shape, starts = tuple(map(int, said["shape"])), tuple(map(int, said["starts"]))
     if len(shape) != 4 or len(starts) != 2:
         _wrong(f"a read has shape {shape}")
-    return ReadCall(reads, shape, named["ids"], named["real"], named["key_real"], starts)
+    text = _opened_text(said, arrays, shape[0], starts[0], shape[2])
+    at, cross = (starts[0], starts[1]), bool(said.get("cross"))
+    return ReadCall(reads, shape, text, named["real"], named["key_real"], at, cross)

@@ -38,6 +38,7 @@ class Run:
     made: int = 0
     depth: int = 0
     ids: torch.Tensor | None = None
+    embedded: tuple[int, int] | None = None  # [B, T] of what it was given in place of ids: embeddings, hidden states
     real: torch.Tensor | None = None  # [B, K], the padding mask as given
     past: int = 0  # tokens in the cache before this forward
     in_place: bool = False  # the cache is written in place later
@@ -153,6 +154,7 @@ class Session:
             ids = kwargs.get("input_ids", args[0] if args else None)
             whole_numbers = isinstance(ids, torch.Tensor) and ids.ndim == 2 and not ids.is_floating_point()
             run.ids = ids.detach().clone() if whole_numbers and ids is not None else None
+            run.embedded = _embedded(args, kwargs)
             real = kwargs.get("attention_mask")
             run.real = real.to(torch.bool).clone() if type(real) is torch.Tensor and real.ndim == 2 else None
             run.attentions = bool(kwargs.get("output_attentions"))
@@ -275,6 +277,14 @@ def _reachable(model: PreTrainedModel, places: Any) -> bool:
     """False for a model that knows only implementations of its own, as some have inside a larger one."""
     inside = {id(m) for m in model.modules()}
     return any(id(place.module) in inside for place in places) or model._can_set_attn_implementation()
+
+
+def _embedded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int] | None:
+    """[B, T] of the vectors [B, T, E] that a model is handed in place of token ids."""
+    for x in (kwargs.get("inputs_embeds"), kwargs.get("hidden_states"), *args[:1]):
+        if isinstance(x, torch.Tensor) and x.ndim == 3 and x.is_floating_point():
+            return x.shape[0], x.shape[1]
+    return None
 
 
 def _after(run: Run) -> Any:

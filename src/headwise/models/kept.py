@@ -18,6 +18,7 @@ from headwise.models.calls import new_call
 from headwise.models.interface import Seen
 from headwise.models.numbers import index_of
 from headwise.models.places import Place
+from headwise.models.texts import Text
 from headwise.reading import Reads, asked
 from headwise.weights import Weights
 
@@ -139,32 +140,46 @@ def _heads(given: Any, counts: dict[int, list[int | None]]) -> frozenset[Any]:
 class ReadCall:
     """The reads of one attention call: `reads` as `Weights.read` gives them, [B, chosen heads, ...].
 
-    ids [B, L], real [B, L] and key_real [B, S] (which are no padding): None where that is not known, or all are.
+    text: token ids by position. real [B, L] and key_real [B, S] (which are no padding): None where that is not known,
+    or all are.
     shape: [B, H, L, S] of the whole call.
     """
 
     reads: Reads
     shape: tuple[int, ...]
-    ids: Tensor | None
+    text: Text | None
     real: Tensor | None
     key_real: Tensor | None
     starts: tuple[int, int]  # positions of the first query and of the first key
+    cross: bool = False
 
     @property
-    def one_text(self) -> bool:
-        """Whether keys and queries stand at the same places of one text."""
-        return self.starts[0] == self.starts[1] and self.shape[2] == self.shape[3]
+    def start(self) -> int:
+        return self.starts[0]
+
+    @property
+    def L(self) -> int:
+        return self.shape[2]
+
+    @property
+    def ids(self) -> Tensor | None:
+        """Token ids of the queries [B, L]; None where they are not known."""
+        return None if self.text is None else self.text.at(self.starts[0], self.shape[2])
+
+    @property
+    def key_ids(self) -> Tensor | None:
+        """Token ids of the keys [B, S] of self-attention, -1 for those that nobody saw; None where none is known."""
+        return None if self.text is None or self.cross else self.text.keys(self.starts[1], self.shape[3])
 
 
-def read_call(seen: Seen, chosen: list[int] | None, reads: dict[str, Any]) -> ReadCall:
+def read_call(seen: Seen, chosen: list[int] | None, reads: dict[str, Any], text: Text | None = None) -> ReadCall:
     """Reads an attention call at once. Padding is left out as a query with nothing to attend to is."""
-    call = new_call(seen, chosen)
+    call = new_call(seen, chosen, text)
     weights = real_weights(call.weights(), call.query_mask())
     _, _, L, S = weights.shape
     found = weights.read(**_within(reads, L, S)).map(apart)
-    return ReadCall(
-        found, tuple(weights.shape), call.ids, call.query_mask(), call.key_mask(), (call.start, call.key_start)
-    )
+    starts = call.start, call.key_start
+    return ReadCall(found, tuple(weights.shape), text, call.query_mask(), call.key_mask(), starts, call.cross)
 
 
 def apart(x: Any) -> Any:

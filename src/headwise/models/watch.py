@@ -9,10 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from headwise.models.by_layer import ByLayer, numbered
 from headwise.models.calls import Call, add_call
 from headwise.models.interface import Seen, Session
 from headwise.models.kept import ReadCall, keep_of, read_call
-from headwise.models.kept_text import KeptTokenizer
+from headwise.models.kept_text import KeptTokenizer, tokens_of
+from headwise.models.texts import entries_of, text_of_call
 from headwise.reading import Reads
 from headwise.weights import Check, Weights
 
@@ -109,24 +113,15 @@ class Recorder(Session):
             return []
         if chosen is not None:
             part.chosen[call.layer] = chosen
+        text = text_of_call(call, self.runs)
         if self.keep.reads is None:
-            add_call(part.kept.setdefault(call.layer, []), call, chosen)
+            add_call(part.kept.setdefault(call.layer, []), call, chosen, text)
         else:
-            part.kept_reads.setdefault(call.layer, []).append(read_call(call, chosen, self.keep.reads))
-        part.ids_above = self._ids_above(call) or part.ids_above
+            part.kept_reads.setdefault(call.layer, []).append(read_call(call, chosen, self.keep.reads, text))
         return []
 
-    def _ids_above(self, call: Seen) -> Any:
-        """The token ids of an enclosing model, for one that is handed embeddings itself."""
-        B, _, L, _ = call.weights.shape
-        for path, run in self.runs.items():
-            inside = not path or call.place.path.startswith(path + ".")
-            if inside and run.ids is not None and tuple(run.ids.shape) == (B, L):
-                return [run.ids]
-        return None
 
-
-class Part:
+class Part(ByLayer):
     """One stack of attention layers: a model's own, its encoder, its decoder, or the cross-attention between them."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
@@ -135,7 +130,6 @@ class Part:
         self.kept: dict[int, list[Call]] = {}
         self.kept_reads: dict[int, list[ReadCall]] = {}  # in place of `kept`, where reads were asked for
         self.chosen: dict[int, list[int]] = {}  # the heads that are there, for each layer that has not all of them
-        self.ids_above: Any = None
         self.source: Part | None = None  # of cross-attention: the part its keys come from
         self.target: Part | None = None  # of cross-attention: the part its queries come from
 
@@ -172,24 +166,21 @@ class Part:
         return [call.weights() for call in self._calls(layer)]
 
     def __getitem__(self, key: Any) -> Weights:
-        """`part[layer]` -> Weights [B, H, L, S]; `part[layer, head]` -> Weights [B, L, S].
+        """`part[layer]` -> Weights [B, H, L, S]; `part[layer, head]` -> Weights [B, L, S]; -1 is the last of either.
 
         Raises ValueError where there is no such layer or head, or the layer was called with several separate inputs.
         """
-        layer, head = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
-        for name, n in (("layer", layer), ("head", head)):
-            if not (isinstance(n, int) or (name == "head" and n is None)) or isinstance(n, bool):
-                raise TypeError(f"heads: {name} must be an int, as in heads[5] or heads[5, 10]; got {n!r}")
+        layer, *rest = key if isinstance(key, tuple) and len(key) == 2 else (key,)
+        layer = numbered(layer, self.layers, "layer")
+        if not rest:
+            return self.call(layer).weights()
+        numbers = self.heads_of(layer) if layer in self.kept else []
+        head = numbered(rest[0], numbers, "head")
         weights = self.call(layer).weights()
-        if head is None:
-            return weights
-        if layer in self.chosen:
-            if head not in self.chosen[layer]:
-                raise ValueError(f"heads: head must be one of {self.chosen[layer]} in layer {layer}; got {head}")
-            return weights.select(heads=self.chosen[layer].index(head))
-        if not 0 <= head < weights.shape[1]:
-            raise ValueError(f"heads: head must be 0 to {weights.shape[1] - 1} in layer {layer}; got {head}")
-        return weights.select(heads=head)
+        if head not in numbers:
+            there = f"one of {numbers}" if layer in self.chosen else f"0 to {len(numbers) - 1}"
+            raise ValueError(f"heads: head must be {there} in layer {layer}; got {head}")
+        return weights.select(heads=numbers.index(head))
 
     def call(self, layer: int) -> Call:
         """The one call of a layer."""
@@ -219,43 +210,74 @@ class Part:
 
     @property
     def query_ids(self) -> Any:
-        """Token ids of the queries [B, L], or None where the model was not given ids."""
+        """Token ids of the queries [B, L], or None where they are not known.
+
+        Where layers computed different rows they are those of the layer that has the most; `shift` says which of them
+        another layer has.
+        """
         if not self.layers:
             return None
-        call = self._only_call()
-        if call.ids is not None:
-            return call.ids
-        if self.target is not None and self.target.layers:
+        call = self._text_call()
+        if call.ids is None and self.target is not None and self.target.layers:
             return self.target.query_ids
-        above = self.ids_above[0] if self.ids_above else None
-        L = call.L if isinstance(call, Call) else call.shape[2]
-        return above if above is not None and above.shape[1] == L else None
+        return call.ids
 
     @property
     def key_ids(self) -> Any:
-        """Token ids of the keys [B, S], or None where they are not known."""
+        """Token ids of the keys [B, S], -1 for tokens that were in the cache before the block; None where they are not
+        known.
+        """
         if not self.layers:
             return None
-        if self.cross:
-            return self.source.query_ids if self.source is not None else None
-        ids, call = self.query_ids, self._only_call()
-        return ids if ids is not None and call.one_text else None
+        call = self._text_call()
+        return self._source_ids(call) if self.cross else call.key_ids
 
-    def _only_call(self) -> Call | ReadCall:
+    def _source_ids(self, call: Call | ReadCall) -> Any:
+        """The encoder's token ids for each entry of a cross-attention call: `generate` gives each text its beams."""
+        ids = self.source.query_ids if self.source is not None else None
+        B = call.k.shape[0] if isinstance(call, Call) else call.shape[0]
+        if ids is None or ids.shape[0] == B:
+            return ids
+        each = B // ids.shape[0]
+        if each * ids.shape[0] != B or not isinstance(call, Call):
+            return None
+        texts = call.k.reshape(-1, each, *call.k.shape[1:])
+        return ids.repeat_interleave(each, 0) if torch.equal(texts, texts[:, :1].expand_as(texts)) else None
+
+    def _text_call(self) -> Call | ReadCall:
+        """The call whose rows and keys `query_ids` and `key_ids` number: the one with the most of them."""
         if not self.kept_reads:
-            return self.call(self.layers[0])
-        calls = self.read_calls(self.layers[0])
-        if len(calls) > 1:
+            calls = [self.call(layer) for layer in self.layers]
+            return max(calls, key=lambda call: (call.L, -call.key_start))
+        reads = self.read_calls(self.layers[0])
+        if len(reads) > 1:
             raise ValueError(
-                f"heads: {self.name} was called {len(calls)} times; the ids of each are in "
+                f"heads: {self.name} was called {len(reads)} times; the ids of each are in "
                 f"heads.read_calls({self.layers[0]})"
             )
-        return calls[0]
+        return reads[0]
+
+    def shift(self, layer: int) -> tuple[int, int] | None:
+        """How many of the first queries of `query_ids`, and keys of `key_ids`, a layer does not have; None where that
+        is not known.
+        """
+        call, text = self.call(layer), self._text_call()
+        assert isinstance(text, Call)
+        same = call.start == text.start and call.L == text.L
+        if not same and call.ids is None:
+            return None
+        return call.start - text.start, call.key_start - text.key_start
+
+    def entries_of(self, sequences: Any) -> list[int | None]:
+        """Which batch entry holds each text that `generate` returned; see `Heads.entries_of`."""
+        if self.query_ids is None:
+            raise ValueError(f"entries_of: the token ids of {self.name} are not known, so no text can be found in it")
+        return entries_of(self.query_ids, sequences)
 
     def _strings(self, ids: Any) -> list[list[str]] | None:
         if ids is None or self.tokenizer is None:
             return None
-        return [self.tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids]
+        return [tokens_of(self.tokenizer, row.tolist()) for row in ids]
 
     def _grouped(self, ids: Any) -> list[Words] | None:
         from headwise.heads.words import Words, words_of
@@ -333,7 +355,7 @@ class Part:
         return worst([w.check() for layer in self.layers for w in self.calls(layer)])
 
 
-class Heads:
+class Heads(ByLayer):
     """What `watch` saw. Reads like its one `Part`; a model with several has them in `parts`."""
 
     def __init__(self, model_name: str, parts: dict[str, Part]) -> None:
@@ -382,7 +404,7 @@ class Heads:
         return self._part("decoder")
 
     def __getitem__(self, key: Any) -> Weights:
-        """`heads[layer]` -> Weights [B, H, L, S]; `heads[layer, head]` -> Weights [B, L, S]."""
+        """`heads[layer]` -> Weights [B, H, L, S]; `heads[layer, head]` -> Weights [B, L, S]; -1 is the last of both."""
         return self.main[key]
 
     @property
@@ -434,6 +456,36 @@ class Heads:
     def find(self, *links: tuple[str, str], batch: int | None = None) -> list[Link]:
         """Ranks all heads for each link (from word, to word); see `headwise.heads.find.find`."""
         return self.main.find(*links, batch=batch)
+
+    def entries_of(self, sequences: Any) -> list[int | None]:
+        """Which batch entry holds each text that `generate` returned, for `find` and `report`.
+
+        Args:
+            sequences: token ids [n, T], as `model.generate` returns them.
+        Returns:
+            for each of the n texts its batch entry; None where it is in none: a beam that ends early gives its place to
+            another. Run the model once over such a text to see its heads.
+        Raises:
+            ValueError: no part was given token ids, or several were. TypeError: sequences are no token ids.
+
+        >>> import torch, headwise as hw
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> _ = torch.manual_seed(0)
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=12, n_embd=8, n_layer=1, n_head=2)).eval()
+        >>> with hw.watch(model) as heads:
+        ...     out = model.generate(torch.tensor([[3, 4]]), num_beams=3, max_new_tokens=4, eos_token_id=None)
+        >>> (entry,) = heads.entries_of(out)
+        >>> heads.main.query_ids[entry].tolist() == out[0, :-1].tolist()     # the last token is never read
+        True
+        """
+        return self._spoken().entries_of(sequences)
+
+    def _spoken(self) -> Part:
+        """The part that a generated text went through."""
+        if "decoder" in self.parts:
+            return self.parts["decoder"]
+        told = [part for part in self.parts.values() if part.layers and not part.cross and part.query_ids is not None]
+        return told[0] if len(told) == 1 else self.main
 
     def norms(self, model: Any) -> list[dict[str, Any]]:
         """One dict a head, all parts: what share of the weight the first token, the separators and the nearest tokens
@@ -487,15 +539,17 @@ class Heads:
         seen = [part for part in self.parts.values() if part.layers]
         return worst([part.check() for part in seen]) if seen else self.main.check()
 
-    def report(self, path: Any, links: Any = ()) -> Any:
-        """Writes one self-contained HTML file that shows every head; see `headwise.view.report.report`."""
+    def report(self, path: Any, links: Any = (), batch: int = 0) -> Any:
+        """Writes one self-contained HTML file that shows every head for one text of the batch, padding left out; see
+        `headwise.view.report.report`.
+        """
         from headwise.view.report import report
 
         for part in self.parts.values():
             if part.kept_reads or part.chosen:
                 what = "weights were" if part.kept_reads else "all heads of each layer were"
                 raise ValueError(f"report: it shows whole layers; watch again so that {what} kept")
-        return report(self, path, links)
+        return report(self, path, links, batch)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes what was kept to a safetensors file that `headwise.open` reads without the model; see `models.files`.
