@@ -1,5 +1,6 @@
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -46,7 +47,10 @@ def test_only_the_owner_may_read_what_is_kept(folder):
     assert stat.S_IMODE(entry.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "emptied", "another's", "writable by others", "a folder"])
+DAMAGE = ("cut", "changed", "emptied", "another's", "writable by others", "a folder", "a pipe", "a link to itself")
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "a device", "as large as a disk"])
 def test_an_entry_that_is_not_whole_and_our_own_is_made_anew(folder, damage):
     make = Made(b"some code")
     jit.cached("x", "avx2", make)
@@ -63,9 +67,16 @@ def test_an_entry_that_is_not_whole_and_our_own_is_made_anew(folder, damage):
         entry.write_bytes(jit.MAGIC + b"k" * 32 + hashlib.sha256(code).digest() + code)
     elif damage == "writable by others":
         entry.chmod(0o666)
+    elif damage == "as large as a disk":
+        os.truncate(entry, 1 << 40)
     else:
         entry.unlink()
-        entry.mkdir()
+        {
+            "a folder": entry.mkdir,
+            "a pipe": lambda: os.mkfifo(entry, 0o600),
+            "a link to itself": lambda: entry.symlink_to(entry),
+            "a device": lambda: entry.symlink_to("/dev/zero"),
+        }[damage]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if damage == "a folder" else "error")
         assert jit.cached("x", "avx2", make) == b"some code"
@@ -121,6 +132,44 @@ def test_the_default_folder_is_the_users(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert jit.cache_folder() == tmp_path / "home" / ".cache" / "headwise"
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no users here")
+def test_a_user_without_a_home_is_one_warning(monkeypatch):
+    import pwd
+
+    def unknown(_):
+        raise KeyError("no such user")
+
+    for name in ("HEADWISE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for home in (None, ""):
+        if home is not None:
+            monkeypatch.setenv("HOME", home)
+        jit._folder.cache_clear()
+        jit._warn_once.cache_clear()
+        with pytest.warns(RuntimeWarning, match="not kept between runs: cannot make .*(home directory|HOME is empty)"):
+            assert jit.cached("x", "avx2", Made()) == b"code"
+    jit._folder.cache_clear()
+
+
+def test_a_folder_that_was_cleared_away_is_made_again(folder):
+    assert jit.cached("x", "avx2", Made()) == b"code"
+    shutil.rmtree(folder)
+    make = Made()
+    assert jit.cached("x", "avx2", make) == jit.cached("x", "avx2", make) == b"code"
+    assert make.times == 1
+
+
+def test_a_relative_name_stays_where_it_first_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADWISE_CACHE", "kernels")
+    jit._folder.cache_clear()
+    found = jit.cache_folder()
+    monkeypatch.chdir("/")
+    assert found == jit.cache_folder() == tmp_path / "kernels"
+    jit._folder.cache_clear()
 
 
 def test_a_killed_compile_leaves_nothing_that_is_taken_for_code(folder):

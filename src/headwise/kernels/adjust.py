@@ -112,9 +112,7 @@ class Adjuster:
     `size`; rough: the scores come from numbers of half precision.
     """
 
-    def __init__(
-        self, m: Machine, operands: Sequence[Operand], lanes: str, size: Value, rough: bool = False
-    ) -> None:
+    def __init__(self, m: Machine, operands: Sequence[Operand], lanes: str, size: Value, rough: bool = False) -> None:
         self.m, self.lanes, self.size, self.rough = m, lanes, size, rough
         self.unscaled: Value = None  # what scores are still to be multiplied by, where the tree begins with a softcap
         self.operands = {a.name: a for a in operands}

@@ -265,9 +265,7 @@ class _Program:
             words = self.m.zip(p + d, None if q is None else q + d, part)
             self.m.store(words, self.V + (j * self.layout.v_stride + d))
 
-    def block(
-        self, place: Place, keys: Keys, nk: Value, part: Value, at: dict[str, Pointer], soon: Soon
-    ) -> None:
+    def block(self, place: Place, keys: Keys, nk: Value, part: Value, at: dict[str, Pointer], soon: Soon) -> None:
         """Keys place.j ... place.j + nk for the block of queries at place.i; part: 1 if some are hidden from some,
         else 0.
         """

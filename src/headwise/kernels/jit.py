@@ -7,12 +7,12 @@ is built anew.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import stat
 import tempfile
-import threading
 import warnings
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,9 +20,11 @@ from typing import Any, Protocol
 import llvmlite
 
 from headwise.kernels import llvm
+from headwise.kernels.apart import apart
 from headwise.kernels.tile import Geometry, Machine
 
 MAGIC = b"headwise kernel\n"
+LARGEST = 1 << 26  # bytes; no kernel comes near
 
 
 class Spec(Protocol):
@@ -38,21 +40,22 @@ class Spec(Protocol):
 
 
 _functions: dict[tuple[Any, str], tuple[int, Any]] = {}
-_lock = threading.Lock()
 
 
 def function(spec: Spec, geometry: Geometry) -> int:
     """The address of the compiled program."""
+    found = _functions.get((spec, geometry.isa)) or apart(lambda: _loaded(spec, geometry))
+    return found[0]
+
+
+def _loaded(spec: Spec, geometry: Geometry) -> tuple[int, Any]:
     found = _functions.get((spec, geometry.isa))
     if found is None:
-        with _lock:
-            found = _functions.get((spec, geometry.isa))
-            if found is None:
-                name = f"headwise_{spec.name}"
-                code = cached(repr(spec), geometry.isa, lambda: build(spec, geometry))
-                library, addresses = llvm.load_object(code, [name])
-                found = _functions[spec, geometry.isa] = addresses[name], library
-    return found[0]
+        name = f"headwise_{spec.name}"
+        code = cached(repr(spec), geometry.isa, lambda: build(spec, geometry))
+        library, addresses = llvm.load_object(code, [name])
+        found = _functions[spec, geometry.isa] = addresses[name], library
+    return found
 
 
 def text(spec: Spec, geometry: Geometry) -> str:
@@ -83,11 +86,12 @@ def cached(what: str, isa: str, make: Any) -> bytes:
 
 
 def _read(path: Path, key: bytes) -> bytes | None:
-    """The code of an entry that is whole and our own."""
+    """The code of an entry that is whole and our own. What lies in its place may be a pipe, which nobody writes to."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
             about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode) or about.st_mode & 0o022 or not _ours(about):
+            ours = stat.S_ISREG(about.st_mode) and not about.st_mode & 0o022 and _ours(about)
+            if not ours or about.st_size > LARGEST:
                 return None
             data = file.read()
     except OSError:
@@ -100,6 +104,7 @@ def _read(path: Path, key: bytes) -> bytes | None:
 def _write(path: Path, key: bytes, code: bytes) -> None:
     temporary = None
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been cleared away meanwhile
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
         with os.fdopen(handle, "wb") as file:
             file.write(MAGIC + key + hashlib.sha256(code).digest() + code)
@@ -107,7 +112,8 @@ def _write(path: Path, key: bytes, code: bytes) -> None:
     except OSError as error:
         _warn_once(f"cannot write to {path.parent} ({error.strerror})")
         if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
 
 
 def cache_folder() -> Path | None:
@@ -122,12 +128,15 @@ def cache_folder() -> Path | None:
 def _folder(named: str | None, caches: str | None, home: str | None) -> Path | None:
     if named == "":
         return None
-    base = Path(named) if named else (Path(caches) if caches else Path(home or Path.home()) / ".cache") / "headwise"
+    base = Path(named or (os.path.join(caches or os.path.join(home or "~", ".cache"), "headwise")))
     try:
+        if not (named or caches) and home == "":  # pathlib would take it for the root of the file system
+            raise RuntimeError("HOME is empty")
+        base = base.expanduser().absolute()
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = base.stat()
-    except (OSError, RuntimeError) as error:
-        _warn_once(f"cannot make {base} ({getattr(error, 'strerror', error)})")
+    except (OSError, RuntimeError) as error:  # a RuntimeError: the user has no home
+        _warn_once(f"cannot make {base} ({getattr(error, 'strerror', None) or error})")
         return None
     if not _ours(about) or about.st_mode & 0o022:
         _warn_once(f"others may write to {base}, so what it holds is not trusted")

@@ -11,6 +11,7 @@ from typing import Any
 import llvmlite.binding as binding
 from llvmlite import ir
 
+from headwise.kernels.apart import apart
 from headwise.kernels.tile import GEOMETRIES, KINDS, Geometry, Machine, Vectors
 from headwise.kernels.values import (
     ADDRESS,
@@ -50,7 +51,11 @@ TRIPLES = {"x86": "x86_64-unknown-linux-gnu", "arm": "aarch64-unknown-linux-gnu"
 @functools.cache
 def host() -> tuple[str, frozenset[str]]:
     """The CPU's name and features as LLVM knows them."""
-    return binding.get_host_cpu_name(), frozenset(k for k, on in binding.get_host_cpu_features().items() if on)
+
+    def ask() -> tuple[str, frozenset[str]]:
+        return binding.get_host_cpu_name(), frozenset(k for k, on in binding.get_host_cpu_features().items() if on)
+
+    return apart(ask)
 
 
 def version() -> str:

@@ -100,7 +100,7 @@ class Plan:
     def run(self, addresses: Sequence[int], call: Call) -> None:
         """addresses: of q, k, v, out and lse."""
         number = 1 if self.operations < ALONE else get_num_threads()
-        scratch = _scratch(self.scratch * number + self.partial * 8)
+        scratch, held = _scratch(self.scratch * number + self.partial * 8)
         partial = scratch + self.scratch * number
         pointers = array("q", addresses)
         for nth, step in enumerate(self.steps):
@@ -131,6 +131,7 @@ class Plan:
                 for done in range(0, launch.tasks, few):
                     one[3], one[4] = done, min(done + few, launch.tasks)
                     threads.run(one.buffer_info()[0], number)
+        del held
 
     def _table(self, launch: Launch, mask: Any) -> tuple[np.ndarray, int]:
         """Which keys each block of queries sees [B or 1, blocks, 4], and the stride from one batch entry to the
@@ -305,10 +306,12 @@ class _Memory(threading.local):
 _memory = _Memory()
 
 
-def _scratch(size: int) -> int:
-    """Memory of this Python thread's own, at a multiple of 64."""
+def _scratch(size: int) -> tuple[int, Any]:
+    """Memory of this Python thread's own, at a multiple of 64, and what to hold while it is in use: the thread's
+    variables end with the interpreter, which does not wait for all threads.
+    """
     if _memory.size < size:
         _memory.held = np.empty(size + 64, np.uint8)
         _memory.size = size
         _memory.address = (_memory.held.__array_interface__["data"][0] + 63) // 64 * 64
-    return _memory.address
+    return _memory.address, _memory.held

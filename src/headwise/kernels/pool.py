@@ -115,11 +115,18 @@ def _execute(module: ir.Module) -> Any:
 
 
 def _run(module: ir.Module, execute: Any) -> None:
-    """run(pool, job, helpers): the caller works too, and returns when all who joined are done."""
-    f = _Function(module, NAMES[0], 3)
-    pool, job, helpers = f.args
-    alone, shared = f.block(), f.block()
-    f.b.cbranch(f.b.icmp_signed("==", helpers, I64(0)), alone, shared)
+    """run(pool, job, helpers, busy): the caller works too, and returns when all who joined are done.
+
+    The word at `busy` says whether the workers have a job. It is taken and given back here, where no signal's handler
+    can come between.
+    """
+    f = _Function(module, NAMES[0], 4)
+    pool, job, helpers, busy = f.args
+    alone, free, shared = f.block(), f.block(), f.block()
+    f.b.cbranch(f.b.icmp_signed("==", helpers, I64(0)), alone, free)
+    f.b.position_at_end(free)
+    pair = f.b.cmpxchg(f.address(busy, 0), I64(0), I64(1), "seq_cst", "seq_cst")
+    f.b.cbranch(f.b.extract_value(pair, 1), shared, alone)
     f.b.position_at_end(alone)
     f.b.call(execute, [job, I64(0)])
     f.b.ret_void()
@@ -157,6 +164,7 @@ def _run(module: ir.Module, execute: Any) -> None:
     spins.add_incoming(more, f.b.block)
     f.b.branch(head)
     f.b.position_at_end(end)
+    f.b.atomic_rmw("xchg", f.address(busy, 0), I64(0), "seq_cst")
     f.b.ret_void()
 
 

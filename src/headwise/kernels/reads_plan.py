@@ -272,8 +272,10 @@ class Job:
 
     def run(self, first: int, stop: int) -> None:
         """Tasks first ... stop."""
-        job = array("q", [*self._head, first, stop, _scratch(self._size * self.threads), self._size])
+        scratch, held = _scratch(self._size * self.threads)
+        job = array("q", [*self._head, first, stop, scratch, self._size])
         threads.run(job.buffer_info()[0], self.threads)
+        del held
 
 
 class BoxPass:

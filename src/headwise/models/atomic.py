@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,16 +17,17 @@ def whole_file(path: Path) -> Iterator[Any]:
 
     A link is followed; what is neither a file nor a link (a device, a pipe) is refused and stays what it is.
     """
-    place = path.resolve()
+    try:
+        place = path.resolve()
+    except RuntimeError as error:  # Python 3.11 and 3.12
+        raise OSError(errno.ELOOP, "it is a link to itself", str(path)) from error
     if place.exists() and not place.is_file():
         raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))
-    handle, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+    temporary = place.parent / f".{place.name[:80]}.{secrets.token_hex(8)}"
+    handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, place)
     except BaseException:
         os.unlink(temporary)
