@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 import torch
 from transformers import masking_utils as hf
 
-from headwise.models.carrier import MaskCarrier, Plan, mask_function
+from headwise.models.carrier import MaskCarrier, Plan, plan_of
+from headwise.models.reading import plan_in, read_mask, tag
 
 B, L, S = 2, 5, 11
 
@@ -141,18 +143,56 @@ def test_arithmetic_on_a_carrier_is_right(change: Callable[[Any], Any]) -> None:
     assert torch.equal(got, change(plan(hf.causal_mask_function, PADDING).dense()))
 
 
-def test_a_made_mask_passes_through() -> None:
-    mask = carrier()
-    assert mask_function(B, L, S, attention_mask=mask) is mask
+def test_a_float_carrier_is_what_eager_adds() -> None:
+    floats = MaskCarrier(replace(plan(hf.causal_mask_function, PADDING), dtype=torch.float16))
+    wanted = hf.eager_mask(
+        B, L, S, 6, mask_function=hf.causal_mask_function, attention_mask=PADDING, dtype=torch.float16
+    )
+    assert floats.dtype == torch.float16
+    assert torch.equal(floats + 0, wanted)
+    assert isinstance(floats[:, :, 1:], MaskCarrier)
+    assert torch.equal(torch.zeros(B, 1, L, S, dtype=torch.float16) + floats, wanted)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda m: m.masked_fill_(torch.eye(L, S, dtype=torch.bool), False),
+        lambda m: m.__setitem__((slice(None), slice(None), 1), True),
+        lambda m: m[:, :, :, 2:5].logical_not_(),
+        lambda m: m[:, :, 1:][:, :, :, :3].fill_(True),
+        lambda m: m[1].fill_(False),
+    ],
+)
+def test_what_a_model_writes_into_its_mask_stands_in_it(write: Callable[[Any], Any]) -> None:
+    wanted, mask = plan(hf.causal_mask_function, PADDING).dense().contiguous(), carrier()
+    before, slice_of = wanted.clone(), mask[:, :, 2:]
+    write(wanted)
+    write(mask)
+    assert not torch.equal(wanted, before)
+    assert mask.plan is None
+    assert torch.equal(mask & True, wanted)
+    assert slice_of.plan is None
+    read = read_mask(slice_of, S, None, None)
+    assert read.plan is None
+    assert (read.mask.to_dense(L - 2, S, B=B) == wanted[:, :, 2:].numpy()).all()
+
+
+def test_a_tag_holds_until_somebody_writes() -> None:
+    rule = plan(hf.causal_mask_function, PADDING)
+    mask = tag(rule.dense().contiguous(), rule)
+    assert plan_in(mask) is rule
+    assert plan_in(mask[:, :, 1:]) is None
+    mask[0] = True
+    assert plan_in(mask) is None
 
 
 def test_the_padding_is_kept_as_it_was() -> None:
     padding = PADDING.clone()
-    made = mask_function(B, L, S, q_offset=torch.tensor(6), attention_mask=padding)
+    made = plan_of(B, L, S, q_offset=torch.tensor(6), attention_mask=padding)
     padding.fill_(False)
-    assert isinstance(made, MaskCarrier)
-    assert made.plan.q_offset == 6
-    assert torch.equal(made.plan.padding, PADDING)
+    assert made.q_offset == 6
+    assert torch.equal(made.padding, PADDING)
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_an_error_while_opening_leaves_nothing(monkeypatch: pytest.MonkeyPatch) 
     def fail(*_: Any) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(interface.AttentionMaskInterface, "register", fail)
+    monkeypatch.setattr(interface, "listen", fail)
     with pytest.raises(RuntimeError, match="no"), hw.watch(model):
         pass
     assert state(model) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_says_that_forwards_ran_in_several_threads() -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     with hw.ablate(model, [(0, 1)]):
         loss = loss_of(model, ids)
-        thread = threading.Thread(target=loss_of, args=(model, ids))
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(loss_of, model, ids))
         thread.start()
         thread.join()
         with pytest.raises(RuntimeError, match=r"ablate: under gradient checkpointing all forwards .* in one thread"):

@@ -41,6 +41,7 @@ def ablate(
         seed: of the draws.
         part: which stack of layers, where a model has several ("encoder", "decoder", "cross"); see `Heads.parts`.
     Raises:
+        RuntimeError: the model ran in another thread only.
         ValueError: there is no such layer, head, part or mode, texts are missing or not used, the model's attention
             cannot be reached, or, for "mean" and "resample", its output projection is not found.
         TypeError: heads are not pairs of ints, texts no batches.
@@ -66,6 +67,7 @@ def ablate(
         yield
     finally:
         session.close()
+    session.check_heard()
 
 
 class Ablation(Session):
@@ -96,6 +98,7 @@ class Ablation(Session):
             "key head", key_heads, {layer: _key_heads(place) for layer, place in members.items()}, self.part
         )
         self._hooked: list[Any] = []
+        self._elsewhere = self._acted = False
         self._now: dict[int, Now] = {}
         self._values: Substitutes | None = None
         if mode != "zero" and (self.off or self.groups_off):
@@ -127,6 +130,7 @@ class Ablation(Session):
         self._hooked = []
 
     def seen(self, call: Seen) -> list[int]:
+        self._acted = True
         if call.place.part != self.part:
             return []
         heads = self.chosen(call)
@@ -137,6 +141,17 @@ class Ablation(Session):
         if heads:
             self._now[key] = Now.of(call, heads)
         return []
+
+    def heard_elsewhere(self) -> None:
+        self._elsewhere = True
+
+    def check_heard(self) -> None:
+        """An error where nothing ran but what the block cannot act on."""
+        if self._elsewhere and not self._acted:
+            raise RuntimeError(
+                "ablate: the model must run in the thread or context that the block was entered in; it ran in another, "
+                "with all its heads; enter the block in the thread that runs the model"
+            )
 
     def chosen(self, call: Seen) -> list[int]:
         """The heads of a call that are off."""

@@ -44,6 +44,7 @@ class Call:
     real: Tensor | None  # [B, K] by position, which queries are no padding
     key_real: Tensor | None  # [B, S] for cross-attention; else the queries' padding mask says it
     cross: bool
+    ordinal: int = 0  # which of the layer's calls in its forward
 
     @property
     def L(self) -> int:
@@ -124,18 +125,20 @@ def new_call(seen: Seen, chosen: list[int] | None = None, text: Text | None = No
         real=seen.run.real if cross or plan is None else plan.padding,
         key_real=seen.real,
         cross=cross,
+        ordinal=seen.ordinal,
     )
 
 
 def add_call(calls: list[Call], seen: Seen, chosen: list[int] | None = None, text: Text | None = None) -> None:
     """Appends an attention call to its layer's, or joins it to the last one."""
     new = new_call(seen, chosen, text)
-    order = _continuation(calls[-1], new) if calls else None
-    if order is not None:
-        join(calls[-1], new, order)
-        kept, fresh = calls[-1], not new.cross
+    last = next((call for call in reversed(calls) if call.ordinal == new.ordinal), None)
+    order = _continuation(last, new) if last is not None else None
+    if last is not None and order is not None:
+        join(last, new, order)
+        kept, fresh = last, not new.cross
     else:
-        if calls:
+        if last is not None and last is calls[-1]:
             _share_keys(calls, new)
         calls.append(new)
         kept, fresh = new, True

@@ -40,6 +40,7 @@ class Plan:
     kv_offset: int
     device: torch.device
     vmap: bool
+    dtype: torch.dtype = torch.bool  # of the model's own mask: booleans, or floats to add to scores
 
     @cached_property
     def mask(self) -> Mask | None:
@@ -79,7 +80,7 @@ class Plan:
         return self if S == self.S else replace(self, S=S)
 
     def dense(self) -> torch.Tensor:
-        """Booleans [B, 1, L, S], made by transformers itself."""
+        """The model's own mask [B, 1, L, S], made by transformers itself: booleans, or floats where it adds them."""
         dense: Any = masking_utils.sdpa_mask(
             batch_size=self.B,
             q_length=self.L,
@@ -94,24 +95,51 @@ class Plan:
             device=self.device,
         )
         expanded: torch.Tensor = dense.expand(self.B, 1, self.L, self.S)  # not None: both skips are off
-        return expanded
+        if self.dtype is torch.bool:
+            return expanded
+        return torch.where(expanded, torch.zeros((), dtype=self.dtype, device=self.device), self._floor)
+
+    @property
+    def _floor(self) -> float:
+        return torch.finfo(self.dtype).min
 
 
 class MaskCarrier(torch.Tensor):
-    """A boolean mask [B, 1, L, S] without storage, which models may pass on, move and slice.
+    """The model's own mask [B, 1, L, S] without storage, which models may pass on, move and slice.
 
-    Being a tensor it passes their isinstance and shape checks. Whatever else is done to it acts on the dense mask, so a
-    model that computes with its mask stays right and only pays the memory it would have paid anyway.
+    Being a tensor it passes their isinstance and shape checks. Whatever else is done to it acts on the dense mask, made
+    once, so a model that computes with its mask, or writes into it, stays right and only pays the memory it would have
+    paid anyway.
     """
 
-    plan: Plan
+    _plan: Plan
+    _whole: Any  # the carrier that it is a slice of, and how it is cut from its array
+    _cut: Any
+    _array: torch.Tensor | None
 
     @staticmethod
-    def __new__(cls, plan: Plan) -> MaskCarrier:
+    def __new__(
+        cls, plan: Plan, whole: MaskCarrier | None = None, view: Callable[..., torch.Tensor] | None = None
+    ) -> MaskCarrier:
         shape = (plan.B, 1, plan.L, plan.S)
-        carrier: MaskCarrier = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=plan.device)
-        carrier.plan = plan
+        carrier: MaskCarrier = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=plan.dtype, device=plan.device)
+        carrier._plan, carrier._whole, carrier._cut = plan, whole, view
+        carrier._array = None
         return carrier
+
+    @property
+    def plan(self) -> Plan | None:
+        """What it says; None once something was written into it."""
+        if self._whole is not None and self._whole.plan is None:
+            return None
+        return self._plan if self._array is None or torch.equal(self._array, self._plan.dense()) else None
+
+    def dense(self) -> torch.Tensor:
+        """The mask as an array, always the same one, for a model may write into it."""
+        if self._array is None:
+            viewed = self._whole is not None and self._cut is not None
+            self._array = self._cut(self._whole.dense()) if viewed else self._plan.dense().contiguous()
+        return self._array
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"MaskCarrier(shape={tuple(self.shape)}, device={self.device})"
@@ -121,16 +149,23 @@ class MaskCarrier(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        plan = args[0].plan if args and isinstance(args[0], MaskCarrier) else None
-        if plan is not None:
+        first = args[0] if args and isinstance(args[0], MaskCarrier) else None
+        plan = None if first is None else first.plan
+        if first is not None and plan is not None:
             kept = _kept(func, plan, args, kwargs)
+            if kept is not None and func in _VIEWS:
+                return MaskCarrier(kept, first, lambda dense: func(dense, *args[1:], **kwargs))
             if kept is not None:
                 return MaskCarrier(kept)
 
         def dense(x: Any) -> Any:
-            return x.plan.dense() if isinstance(x, MaskCarrier) else x
+            return x.dense() if isinstance(x, MaskCarrier) else x
 
-        return func(*tree_map(dense, args), **tree_map(dense, kwargs))
+        found = func(*tree_map(dense, args), **tree_map(dense, kwargs))
+        return first if first is not None and found is first._array else found
+
+
+_VIEWS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.slice.Tensor)
 
 
 def _kept(func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
@@ -138,7 +173,7 @@ def _kept(func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     aten = torch.ops.aten
     if func in (aten.detach.default, aten.alias.default, aten.clone.default):
         return plan
-    if func is aten._to_copy.default and kwargs.get("dtype") in (None, torch.bool):
+    if func is aten._to_copy.default and kwargs.get("dtype") in (None, plan.dtype):
         device = torch.device(kwargs.get("device") or plan.device)
         padding = None if plan.padding is None else plan.padding.to(device)
         return replace(plan, device=device, padding=padding)
@@ -155,7 +190,7 @@ def _kept(func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return None
 
 
-def mask_function(
+def plan_of(
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -165,28 +200,23 @@ def mask_function(
     attention_mask: torch.Tensor | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
+    own: torch.dtype = torch.bool,
     **_: Any,
-) -> torch.Tensor:
-    """What is registered in transformers' AttentionMaskInterface: a MaskCarrier, never None.
-
-    None would mean "be causal yourself", which leaves open where the queries stand (StaticCache: L < S).
-    """
-    if attention_mask is not None and attention_mask.ndim != 2:
-        return attention_mask  # made before, by a step of `generate`
+) -> Plan:
+    """What transformers' arguments of a mask function say; own: the dtype of the model's own mask."""
     # The model's caller may write into its padding mask later.
     padding = None if attention_mask is None else attention_mask.to(torch.bool).clone()
-    return MaskCarrier(
-        Plan(
-            function=mask_function,
-            padding=padding,
-            B=batch_size,
-            L=q_length,
-            S=kv_length,
-            q_offset=int(q_offset),
-            kv_offset=int(kv_offset),
-            device=torch.device(device),
-            vmap=use_vmap,
-        )
+    return Plan(
+        function=mask_function,
+        padding=padding,
+        B=batch_size,
+        L=q_length,
+        S=kv_length,
+        q_offset=int(q_offset),
+        kv_offset=int(kv_offset),
+        device=torch.device(device),
+        vmap=use_vmap,
+        dtype=own,
     )
 
 

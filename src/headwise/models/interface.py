@@ -1,9 +1,9 @@
-"""The one attention function that headwise registers with transformers, and who listens to it.
+"""The one attention function of watched models, and who listens to it.
 
 B batch, H query heads, Hkv key/value heads, L queries, S keys, D width of q and k, Dv width of v.
 
-A `Session` (a watch or an ablation) points a model's configs at the registered name while it is open and restores them
-afterwards. Several sessions may be open, on one model or on many, and may close in any order.
+A `Session` (a watch or an ablation) hears the attention calls of one model's layers while it is open, those of its own
+thread and context. Several sessions may be open, on one model or on many, and may close in any order.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 
 from headwise.functional import attention
-from headwise.models.carrier import Plan, mask_function
-from headwise.models.places import Place, find_places
-from headwise.models.reading import read_mask
+from headwise.models.carrier import MaskCarrier, Plan, plan_of
+from headwise.models.here import Home
+from headwise.models.lookup import PLAIN, Borrowed, borrow, give_back, listen, stop_listening
+from headwise.models.places import Place, find_places, looks_up_by_name
+from headwise.models.reading import read_mask, tag
 from headwise.models.recompute import Forwards, in_backward
+from headwise.models.unseen import inside, say_unseen, unseen_layers
 from headwise.weights import Weights
-
-NAME = "headwise"  # holds none of the words (flash, sdpa, flex, paged) that transformers treats specially
 
 # Arguments that choose keys or add sinks in a way that the op has no name for; ignoring them would be silently wrong.
 _UNREADABLE = ("indices", "block_indices", "sinks")
@@ -44,8 +45,7 @@ class Run:
     in_place: bool = False  # the cache is written in place later
     attentions: bool = False  # output_attentions was asked for
     calls: dict[int, int] = field(default_factory=dict)  # how often each attention module was called in this forward
-    order: dict[str, int] = field(default_factory=dict)  # how many calls each part has had
-    shared: set[str] = field(default_factory=set)  # parts that call a module more often than it is known to be a layer
+    skipped: list[Plan] = field(default_factory=list)  # of masks that the model's own functions leave out
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +54,7 @@ class Seen:
 
     place: Place
     layer: int
+    ordinal: int  # which of the layer's calls in this forward: an image each, or the halves of a difference
     run: Run
     weights: Weights
     plan: Plan | None
@@ -75,12 +76,15 @@ class Session:
         self.places = {id(place.module): place for place in usable_places(model, op)}
         self.runs: dict[str, Run] = {}
         self._forwards: dict[str, Forwards[int]] = {}
-        self._calls: dict[int, Forwards[tuple[int, Run]]] = {}  # of each attention module
+        self._calls: dict[int, Forwards[tuple[int, int, Run]]] = {}  # of each attention module
         self._hooks: list[Any] = []
         self._configs: list[PreTrainedConfig] = []
+        self.unseen = unseen_layers(model)
+        self.running: list[str] = []  # the models that a forward is in, the innermost last
+        self.home: Home | None = None
 
     def open(self) -> None:
-        """Registers, listens, and points the configs here."""
+        """Listens to the model's layers, in this thread and context."""
         try:
             for path, module in self.model.named_modules():
                 if isinstance(module, PreTrainedModel):
@@ -88,14 +92,15 @@ class Session:
                     self._hooks.append(
                         module.register_forward_pre_hook(Hook(self._before(path, run)), with_kwargs=True)
                     )
-                    self._hooks.append(module.register_forward_hook(Hook(_after(run)), always_call=True))
+                    self._hooks.append(module.register_forward_hook(Hook(self._after(path, run)), always_call=True))
+            self.home = Home()
+            by_name = any(looks_up_by_name(type(place.module)) for place in self.places.values())
             with _lock:
-                for config in _configs_of(self.places.values(), self.model):
-                    _switch(config)
+                for config in _configs_of(self.model):
+                    borrow(config, by_name)
                     self._configs.append(config)
                 _open.append(self)
-                AttentionInterface.register(NAME, attention_function)
-                AttentionMaskInterface.register(NAME, mask_function)
+                listen(attend, make_mask)
         except BaseException:
             self.close()
             raise
@@ -104,43 +109,58 @@ class Session:
         """Everything as it was."""
         with _lock:
             while self._configs:
-                _restore(self._configs.pop())
+                give_back(self._configs.pop())
             if self in _open:
                 _open.remove(self)
             if not _open:
-                AttentionInterface._global_mapping.pop(NAME, None)
-                AttentionMaskInterface._global_mapping.pop(NAME, None)
+                stop_listening()
+        if self.home is not None:
+            self.home.leave()
         while self._hooks:
             self._hooks.pop().remove()
 
-    def locate(self, module: torch.nn.Module) -> tuple[Place, int, Run] | None:
-        """The place, layer and forward of a call. A module called again in one forward is a further layer: the next of
-        those that it is known to be (ALBERT), else the layers of its part are counted as they are called.
+    def hears(self) -> bool:
+        """Whether what runs now is the session's own: of its thread or context, or a backward's."""
+        return in_backward() or (self.home is not None and self.home.is_here())
+
+    def hears_call(self, module: torch.nn.Module) -> bool:
+        """The same of an attention call; one that a backward makes again is who heard it first's."""
+        if not in_backward() or self.acts or self._run_of(self.places[id(module)]).depth:
+            return self.hears()
+        calls = self._calls.get(id(module))
+        return calls is not None and calls.find(self.op) is not None
+
+    def locate(self, module: torch.nn.Module) -> tuple[Place, int, int, Run] | None:
+        """The place, layer and forward of a call, and which of the layer's calls it is. A module that is several layers
+        (ALBERT) is each in turn; one that is called oftener attends several times in a layer.
 
         None for a call that gradient checkpointing makes again of a forward before the session.
         """
         place = self.places[id(module)]
-        run = self.runs.get(place.owner) or self.runs.setdefault(place.owner, Run())
-        calls = self._calls.setdefault(id(module), Forwards()) if self.acts else None
-        if calls is not None and in_backward() and run.depth == 0:
+        run = self._run_of(place)
+        calls = self._calls.setdefault(id(module), Forwards())
+        if self.acts and in_backward() and run.depth == 0:
             found = calls.find(self.op, once=True)
             return None if found is None else (place, *found)
-        ordinal, position = run.calls.get(id(module), 0), run.order.get(place.part, 0)
-        run.calls[id(module)], run.order[place.part] = ordinal + 1, position + 1
+        n = run.calls.get(id(module), 0)
+        run.calls[id(module)] = n + 1
         if run.depth == 0:  # an attention layer called by itself, outside a model's forward
             run.calls.clear()
-            run.order.clear()
-        if ordinal >= len(place.layers):
-            run.shared.add(place.part)
-        layer = position if place.part in run.shared else place.layers[ordinal]
-        if calls is not None:
-            calls.note((layer, replace(run, ids=None)))
-        return place, layer, run
+        ordinal, at = divmod(n, len(place.layers))
+        layer = place.layers[at]
+        calls.note((layer, ordinal, replace(run, ids=None)))
+        return place, layer, ordinal, run
+
+    def _run_of(self, place: Place) -> Run:
+        return self.runs.get(place.owner) or self.runs.setdefault(place.owner, Run())
 
     def _before(self, path: str, run: Run) -> Any:
         forwards = self._forwards.setdefault(path, Forwards())
 
-        def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+            if kwargs is None or not self.hears():  # none: the hook was taken away while another thread ran
+                return
+            self.running.append(path)
             run.depth += 1
             if run.depth > 1:
                 return
@@ -150,7 +170,7 @@ class Session:
             run.count = run.made if again is None else again
             if self.acts and again is None:
                 forwards.note(run.count)
-            run.calls, run.order, run.shared = {}, {}, set()
+            run.calls, run.skipped = {}, []
             ids = kwargs.get("input_ids", args[0] if args else None)
             whole_numbers = isinstance(ids, torch.Tensor) and ids.ndim == 2 and not ids.is_floating_point()
             run.ids = ids.detach().clone() if whole_numbers and ids is not None else None
@@ -162,29 +182,20 @@ class Session:
 
         return hook
 
-    def wants_weights(self) -> bool:
-        """Whether `seen` looks at the weights."""
-        return False
+    def _after(self, path: str, run: Run) -> Any:
+        def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
+            if self.hears() and path in self.running:
+                del self.running[len(self.running) - 1 - self.running[::-1].index(path) :]
+                run.depth = max(0, run.depth - 1)
+
+        return hook
+
+    def heard_elsewhere(self) -> None:
+        """Told of every attention call that the model makes in another thread or context than the session's."""
 
     def seen(self, call: Seen) -> list[int]:
         """Told of every attention call; returns the heads whose output becomes zero."""
         raise NotImplementedError
-
-
-class Borrowed(str):
-    """The registered name, as the value of a config that is pointed here; a copy of it is what the config had before,
-    so that a model that is copied meanwhile is an ordinary one.
-    """
-
-    before: str | None
-
-    def __new__(cls, before: str | None) -> Borrowed:
-        self = super().__new__(cls, NAME)
-        self.before = before
-        return self
-
-    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        return _same, (self.before,)
 
 
 class Hook:
@@ -196,12 +207,8 @@ class Hook:
     def __call__(self, *args: Any) -> Any:
         return self.call(*args)
 
-    def __deepcopy__(self, _: Any) -> Hook:
-        return Hook(_nothing)
-
-
-def _same(x: Any) -> Any:
-    return x
+    def __reduce_ex__(self, _: Any) -> Any:
+        return Hook, (_nothing,)
 
 
 def _nothing(*_: Any) -> None:
@@ -210,21 +217,6 @@ def _nothing(*_: Any) -> None:
 
 _lock = threading.RLock()
 _open: list[Session] = []
-_switched: dict[int, tuple[PreTrainedConfig, str | None, int]] = {}
-
-
-def _switch(config: PreTrainedConfig) -> None:
-    kept, before, n = _switched.get(id(config), (config, config._attn_implementation_internal, 0))
-    _switched[id(config)] = (kept, before, n + 1)
-    config._attn_implementation_internal = Borrowed(before)
-
-
-def _restore(config: PreTrainedConfig) -> None:
-    kept, before, n = _switched.pop(id(config))
-    if n > 1:
-        _switched[id(config)] = (kept, before, n - 1)
-    else:
-        config._attn_implementation_internal = before
 
 
 def usable_places(model: torch.nn.Module, op: str) -> list[Place]:
@@ -246,15 +238,13 @@ def usable_places(model: torch.nn.Module, op: str) -> list[Place]:
             if plain
             else ""
         )
-        + "; use a model class that supports set_attn_implementation, or a newer transformers"
+        + (f"; they compute attention by themselves: {say_unseen(unseen)}" if (unseen := unseen_layers(model)) else "")
+        + "; a model of another class may be one that can be watched (docs/families.md lists which)"
     )
 
 
-def _configs_of(places: Any, model: torch.nn.Module) -> Iterator[PreTrainedConfig]:
-    """Every config an attention layer, or the model that makes its mask, looks its implementation up in.
-
-    Models keep copies (T5's encoder and decoder) and nested ones (text_config), so every module is asked.
-    """
+def _configs_of(model: torch.nn.Module) -> Iterator[PreTrainedConfig]:
+    """Every config under a model: models keep copies (T5's encoder and decoder) and nested ones (text_config)."""
     done: set[int] = set()
 
     def walk(config: Any) -> Iterator[PreTrainedConfig]:
@@ -264,19 +254,8 @@ def _configs_of(places: Any, model: torch.nn.Module) -> Iterator[PreTrainedConfi
             for name in config.sub_configs:
                 yield from walk(getattr(config, name, None))
 
-    unreachable = {
-        id(m.config) for m in model.modules() if isinstance(m, PreTrainedModel) and not _reachable(m, places)
-    }
     for module in model.modules():
-        config = getattr(module, "config", None)
-        if id(config) not in unreachable:
-            yield from walk(config)
-
-
-def _reachable(model: PreTrainedModel, places: Any) -> bool:
-    """False for a model that knows only implementations of its own, as some have inside a larger one."""
-    inside = {id(m) for m in model.modules()}
-    return any(id(place.module) in inside for place in places) or model._can_set_attn_implementation()
+        yield from walk(getattr(module, "config", None))
 
 
 def _embedded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int] | None:
@@ -285,13 +264,6 @@ def _embedded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int] 
         if isinstance(x, torch.Tensor) and x.ndim == 3 and x.is_floating_point():
             return x.shape[0], x.shape[1]
     return None
-
-
-def _after(run: Run) -> Any:
-    def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
-        run.depth = max(0, run.depth - 1)
-
-    return hook
 
 
 def _cache_state(values: list[Any]) -> tuple[int, bool]:
@@ -310,6 +282,38 @@ def _cache_state(values: list[Any]) -> tuple[int, bool]:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
+def attend(own: Callable[..., Any], name: str | None, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What a model's attention layer calls: its own function, or headwise's where a session hears it."""
+    listening = [s for s in list(_open) if id(module) in s.places]
+    hearing = [s for s in listening if s.hears_call(module)]
+    if hearing:
+        return attention_function(module, *args, **kwargs | {"implementation": name, "sessions": hearing})
+    for session in listening:
+        session.heard_elsewhere()
+    return own(module, *args, **kwargs)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def make_mask(own: Callable[..., Any], name: str | None, *args: Any, **kwargs: Any) -> Any:
+    """What a model's mask is made by: its own function, or a `MaskCarrier` where a session hears the forward, and
+    layers that are all seen.
+    """
+    here = [s for s in list(_open) if (s.running or type(name) is Borrowed) and s.hears()]
+    made = kwargs.get("attention_mask")
+    if not here or name not in PLAIN or args or (made is not None and made.ndim != 2):
+        return own(*args, **kwargs)
+    plan = plan_of(**kwargs, own=torch.bool if name == "sdpa" else kwargs.get("dtype", torch.float32))
+    if not any(inside(s.unseen, s.running[-1] if s.running else "") for s in here):
+        return MaskCarrier(plan)  # never None, which leaves open where the queries stand (StaticCache: L < S)
+    mask = own(**kwargs)
+    if mask is not None:
+        return tag(mask, plan)
+    for session in here:
+        for path in session.running[-1:]:
+            session.runs[path].skipped.append(plan)
+    return None
+
+
 def attention_function(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -322,9 +326,11 @@ def attention_function(
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
     is_causal: bool | None = None,
+    implementation: str | None = "eager",
+    sessions: Any = (),
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What is registered in transformers' AttentionInterface.
+    """headwise's in place of the model's own, named `implementation`.
 
     query [B, H, L, D], key [B, Hkv, S, D], value [B, Hkv, S, Dv] -> out [B, L, H, Dv] and the weights [B, H, L, S]
     where the model was asked to output its attentions.
@@ -332,7 +338,8 @@ def attention_function(
     _refuse_unreadable(module, kwargs)
     query, key, value = _alike(query, key, value)
     S = key.shape[2]
-    read = read_mask(attention_mask, key.shape[2], is_causal, position_bias)
+    causal = _causal_without_mask(module, implementation, is_causal, query.shape[2])
+    read = read_mask(attention_mask, key.shape[2], causal, position_bias)
     if read.S < S:  # a static cache: what no query can see is not there
         key, value = key[:, :, : read.S], value[:, :, : read.S]
     out, weights = attention(
@@ -347,7 +354,6 @@ def attention_function(
         dropout_p=float(dropout or 0.0),
         weights=True,
     )  # [B, H, L, Dv]
-    sessions = [s for s in list(_open) if id(module) in s.places]
     attentions = kwargs.get("output_attentions") or _configured(module)
     silent: set[int] = set()
     again = in_backward()  # gradient checkpointing calls the layers once more
@@ -360,16 +366,31 @@ def attention_function(
         )
     for session, found in located:
         if found is not None:
-            place, layer, run = found
+            place, layer, ordinal, run = found
             attentions = attentions or any(r.attentions and r.depth for r in session.runs.values())
-            silent.update(
-                session.seen(Seen(place, layer, run, weights, read.plan, read.real, S > read.S or run.in_place))
-            )
+            plan = _skipped(session, query, S, causal) if attention_mask is None else read.plan
+            in_place = S > read.S or run.in_place
+            silent.update(session.seen(Seen(place, layer, ordinal, run, weights, plan, read.real, in_place)))
     dense = _dense(query, weights, S) if attentions else None
     if silent:
         at = torch.tensor(sorted(silent), device=out.device)
         out = out.index_fill(1, at, 0.0)
     return out.transpose(1, 2).contiguous(), dense
+
+
+def _causal_without_mask(module: torch.nn.Module, name: str | None, stated: bool | None, L: int) -> bool:
+    """What no mask means: all keys, or the keys up to the query's own number, as transformers' sdpa has it."""
+    if name == "eager" or L == 1:
+        return False
+    return bool(getattr(module, "is_causal", True) if stated is None else stated)
+
+
+def _skipped(session: Session, query: torch.Tensor, S: int, causal: bool) -> Plan | None:
+    """What the mask would say that a model's own function left out, for a call without a mask."""
+    plans = [plan for path in session.running for plan in session.runs[path].skipped]
+    sizes = query.shape[0], query.shape[2], S
+    fits = [p for p in plans if sizes == (p.B, p.L, p.S) and (p.L == 1 or p.causal == causal)]
+    return fits[-1] if fits else None
 
 
 def _dense(query: torch.Tensor, weights: Weights, S: int) -> torch.Tensor:

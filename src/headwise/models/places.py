@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import CodeType
 
 import torch
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-_CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_attention", re.IGNORECASE)
+_CROSS = re.compile(r"cross|encoder_attn|enc(oder)?_?dec(oder)?|encoder_attention", re.IGNORECASE)
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads", "heads")
 
 
@@ -81,14 +83,24 @@ def _layers(members: list[tuple[str, torch.nn.Module]]) -> dict[int, tuple[int, 
 
 def uses_interface(cls: type) -> bool:
     """Whether a module class looks its attention function up in transformers' interface."""
+    return any(_INTERFACE in code.co_names for code in codes_of(cls))
+
+
+def looks_up_by_name(cls: type) -> bool:
+    """Whether it indexes the interface, as older code does, which calls its eager function past it."""
+    own = [code for code in codes_of(cls) if _INTERFACE in code.co_names]
+    return bool(own) and not any("get_interface" in code.co_names for code in own)
+
+
+def codes_of(cls: type) -> Iterator[CodeType]:
+    """The code of a module class's own methods."""
     for base in cls.__mro__:
         if base in (torch.nn.Module, object):
             continue
         for member in vars(base).values():
             code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
-            if code is not None and _INTERFACE in code.co_names:
-                return True
-    return False
+            if code is not None:
+                yield code
 
 
 def is_cross(path: str, module: torch.nn.Module) -> bool:

@@ -32,8 +32,11 @@ def read_mask(given: Any, S: int, is_causal: bool | None, position_bias: torch.T
     None means no mask, as it does for a model's own eager attention, unless the layer says is_causal=True in so many
     words: then query i stands at key i.
     """
-    if isinstance(given, MaskCarrier):
-        return _read_plan(given.plan, S, position_bias)
+    plan = plan_in(given)
+    if plan is not None:
+        return _read_plan(plan, S, position_bias)
+    if isinstance(given, MaskCarrier):  # the model wrote into it
+        given = given.dense()
     if given is None:
         return ReadMask(masks.causal(0) if is_causal else None, position_bias, S)
     if not isinstance(given, torch.Tensor):
@@ -53,6 +56,25 @@ def read_mask(given: Any, S: int, is_causal: bool | None, position_bias: torch.T
     rest = given.masked_fill(~allowed, 0.0)
     bias = position_bias if not bool(rest.any()) else rest if position_bias is None else position_bias + rest
     return ReadMask(None, bias, S) if bool(allowed.all()) else _read_allowed(allowed, bias, S)
+
+
+def tag(mask: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """The model's own mask, with what it says beside it for as long as nobody writes into it."""
+    mask._headwise_plan = plan, _version(mask)  # type: ignore[attr-defined]
+    return mask
+
+
+def _version(mask: torch.Tensor) -> float:
+    """How often it was written into; a number that equals none where torch does not count."""
+    return float("nan") if mask.is_inference() else mask._version
+
+
+def plan_in(mask: Any) -> Plan | None:
+    """What a mask says, where it is a carrier or has a tag."""
+    if isinstance(mask, MaskCarrier):
+        return mask.plan
+    plan, version = getattr(mask, "_headwise_plan", (None, None))
+    return plan if plan is not None and _version(mask) == version else None
 
 
 def _read_allowed(allowed: torch.Tensor, bias: torch.Tensor | None, S: int) -> ReadMask:

@@ -83,7 +83,8 @@ class Forwards(Generic[T]):
                 "block, for its calls cannot be told apart when they are made again; checkpoint single layers, or "
                 "switch gradient checkpointing off"
             )
-        self._again = asked
+        if once:
+            self._again = asked
         return self._blocks[number] if block else self._notes[at]
 
 

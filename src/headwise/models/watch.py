@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from headwise.models.interface import Seen, Session
 from headwise.models.kept import ReadCall, keep_of, read_call
 from headwise.models.kept_text import KeptTokenizer, tokens_of
 from headwise.models.texts import entries_of, text_of_call
+from headwise.models.unseen import say_unseen
 from headwise.reading import Reads
 from headwise.weights import Check, Weights
 
@@ -41,7 +43,8 @@ def watch(
     B batch, H query heads, L queries, S keys. Inside the block the model's outputs equal its own eager ones within
     rounding, and `output_attentions=True` (as an argument of the call) gives real per-head weights; afterwards the
     model is exactly as it was. Of each layer only q, k, v, the output and one number a row are kept. The steps of a
-    generation become one `Weights` a layer.
+    generation become one `Weights` a layer. A block sees the forwards of the thread, or context, that it was entered
+    in. Layers that compute attention by themselves are named in a warning and in `heads.unseen`.
 
     Args:
         model: a PreTrainedModel, or a torch module that holds one.
@@ -105,6 +108,17 @@ class Recorder(Session):
         self.heads = Heads(type(model).__name__, {name: Part(name, tokenizer) for name in names})
         for name, part in self.heads.parts.items():
             part.cross = any(place.cross for place in self.places.values() if place.part == name)
+        if self.unseen:
+            self.heads.unseen = tuple(self.unseen)
+            warnings.warn(
+                f"watch: layers of {type(model).__name__} that compute attention by themselves, past transformers' "
+                f"interface, are not seen: {say_unseen(self.unseen)}; the others are",
+                stacklevel=4,
+            )
+
+    def heard_elsewhere(self) -> None:
+        for part in self.heads.parts.values():
+            part.elsewhere = True
 
     def seen(self, call: Seen) -> list[int]:
         part = self.heads.parts[call.place.part]
@@ -130,6 +144,7 @@ class Part(ByLayer):
         self.kept: dict[int, list[Call]] = {}
         self.kept_reads: dict[int, list[ReadCall]] = {}  # in place of `kept`, where reads were asked for
         self.chosen: dict[int, list[int]] = {}  # the heads that are there, for each layer that has not all of them
+        self.elsewhere = False  # whether the model also ran in another thread
         self.source: Part | None = None  # of cross-attention: the part its keys come from
         self.target: Part | None = None  # of cross-attention: the part its queries come from
 
@@ -185,6 +200,11 @@ class Part(ByLayer):
     def call(self, layer: int) -> Call:
         """The one call of a layer."""
         calls = self._calls(layer)
+        if len({call.ordinal for call in calls}) > 1:
+            raise ValueError(
+                f"heads: layer {layer} of {self.name} attends several times in a forward, as to each image of a batch; "
+                f"take one of the {len(calls)} in heads.calls({layer})"
+            )
         if len(calls) > 1:
             raise ValueError(
                 f"heads: layer {layer} of {self.name} was called {len(calls)} times with separate inputs; "
@@ -200,6 +220,11 @@ class Part(ByLayer):
     def _of_layer(self, kept: dict[int, list[Any]], layer: int) -> list[Any]:
         if layer in kept:
             return kept[layer]
+        if not kept and self.elsewhere:
+            raise ValueError(
+                f"heads: {self.name} has seen no attention call: the model ran in another thread than the one that "
+                "hw.watch was entered in, which sees its own; enter it in the thread that runs the model"
+            )
         if not kept:
             raise ValueError(
                 f"heads: {self.name} has seen no attention call; run the model inside the `with hw.watch(model)` block"
@@ -360,13 +385,15 @@ class Heads(ByLayer):
 
     def __init__(self, model_name: str, parts: dict[str, Part]) -> None:
         self.model_name, self.parts = model_name, parts
+        self.unseen: tuple[str, ...] = ()  # paths of layers that compute attention past transformers' interface
         self.checked: Check | None = None  # of an opened file: the check that was made when it was written
         if "cross" in parts:
             parts["cross"].source = parts.get("encoder")
             parts["cross"].target = parts.get("decoder") or parts.get("self")
 
     def __repr__(self) -> str:
-        return f"Heads({self.model_name}, parts={list(self.parts)})"
+        unseen = f", {len(self.unseen)} layers unseen" if self.unseen else ""
+        return f"Heads({self.model_name}, parts={list(self.parts)}{unseen})"
 
     @property
     def main(self) -> Part:
