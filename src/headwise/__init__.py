@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headwise.nn.norms import QKNorm
     from headwise.nn.position_bias import ALiBi, RelativeBias
     from headwise.nn.rotary import RotaryEmbedding
-    from headwise.nn.scaling import DynamicNTKScaling, LinearScaling, Llama3Scaling, YarnScaling
+    from headwise.nn.scaling import DynamicNTKScaling, LinearScaling, Llama3Scaling, ProportionalScaling, YarnScaling
     from headwise.weights import Weights
 
 __version__ = "0.1.0"
@@ -44,6 +44,7 @@ __all__ = [
     "Mask",
     "MultiHeadAttention",
     "Needle",
+    "ProportionalScaling",
     "QKNorm",
     "Referring",
     "RelativeBias",
@@ -96,7 +97,7 @@ _HOME = {
     "nn.norms": ["QKNorm"],
     "nn.position_bias": ["ALiBi", "RelativeBias"],
     "nn.rotary": ["RotaryEmbedding"],
-    "nn.scaling": ["DynamicNTKScaling", "LinearScaling", "Llama3Scaling", "YarnScaling"],
+    "nn.scaling": ["DynamicNTKScaling", "LinearScaling", "Llama3Scaling", "ProportionalScaling", "YarnScaling"],
     "weights": ["Weights"],
 }
 _MODULE = {name: f"headwise.{module}" for module, names in _HOME.items() for name in names}

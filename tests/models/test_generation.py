@@ -11,6 +11,8 @@ import torch
 import headwise as hw
 from headwise.models.pretrained import load_encoder_or_decoder
 from headwise.nn import KVCache
+from tests.models import zoo
+from tests.models.test_texts import gemma4_shared
 
 KINDS: dict[str, Callable[[], KVCache]] = {
     "growing": KVCache,
@@ -87,3 +89,77 @@ def test_what_is_refused(smollm2: Any) -> None:
         hw.generation_cache(smollm2[0], dict)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="generation_cache: make must not make rolling caches"):
         hw.generation_cache(smollm2[0], lambda: KVCache.rolling(4))
+
+
+def lfm2() -> Any:
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    config = Lfm2Config(
+        vocab_size=97, hidden_size=24, intermediate_size=17, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3, block_multiple_of=8,
+    )  # fmt: skip
+    return Lfm2ForCausalLM(config)
+
+
+def falcon_h1() -> Any:
+    from transformers import FalconH1Config, FalconH1ForCausalLM
+
+    return FalconH1ForCausalLM(
+        FalconH1Config(
+            vocab_size=97, hidden_size=24, intermediate_size=17, num_attention_heads=4, num_key_value_heads=2,
+            num_hidden_layers=1, mamba_d_ssm=24, mamba_n_heads=4, mamba_d_head=6, mamba_d_state=8, mamba_n_groups=1,
+        )  # fmt: skip
+    )
+
+
+def mamba() -> Any:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    return MambaForCausalLM(MambaConfig(vocab_size=97, hidden_size=24, state_size=4, num_hidden_layers=1))
+
+
+def rwkv() -> Any:
+    from transformers import RwkvConfig, RwkvForCausalLM
+
+    return RwkvForCausalLM(RwkvConfig(vocab_size=97, hidden_size=24, num_hidden_layers=1))
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: zoo.llama()[0],
+    "windows": lambda: zoo.gemma2()[0],
+    "t5": lambda: zoo.t5()[0],
+    "bart": lambda: zoo.bart()[0],
+    "shared keys": gemma4_shared,
+    "hybrid": lfm2,
+}
+
+
+@pytest.mark.parametrize("kind", ["growing", "static"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_same_tokens_of_every_kind_of_model(name: str, kind: str) -> None:
+    torch.manual_seed(0)
+    model = OTHERS[name]().eval()
+    for p in model.parameters():
+        if p.ndim == 2:
+            p.data.mul_(3)
+    ids = zoo.ids(2, 9)
+    padded = torch.ones_like(ids)
+    padded[1, :4] = 0
+    for beams, mask in ((1, torch.ones_like(ids)), (3, padded)):
+        given = {"attention_mask": mask, "num_beams": beams, "max_new_tokens": 8, "do_sample": False}
+        given |= {"eos_token_id": None, "pad_token_id": 0}
+        wanted = model.generate(ids, **given)
+        assert torch.equal(model.generate(ids, cache=hw.generation_cache(model, KINDS[kind]), **given), wanted)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (falcon_h1, r"layer 0 of FalconH1ForCausalLM keeps more than keys and values \(.*\), which no KVCache can hold"),
+        (mamba, "MambaForCausalLM must have attention layers with keys and values to hold; it has none; generate with"),
+        (rwkv, "RwkvForCausalLM has a cache of its own kind, which no KVCache can stand for; generate without cache="),
+    ],
+)
+def test_layers_that_keep_something_else_are_refused_by_name(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"generation_cache: {words}"):
+        hw.generation_cache(make())

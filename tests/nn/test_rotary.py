@@ -43,6 +43,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "attention_factor": 0.5,
         "original_max_position_embeddings": 64,
     },
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
+    "names of another type": {"rope_type": "linear", "factor": 2.0, "attention_factor": 0.5, "low_freq_factor": None},
     "llama3": {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -127,6 +129,19 @@ def test_dynamic_base_of_a_single_pair() -> None:
     rotary, plain = RotaryEmbedding(2, scaling=DynamicNTKScaling(2.0, 3)), RotaryEmbedding(2)
     x = torch.randn(11, 2, dtype=torch.float64)
     torch.testing.assert_close(rotary(x), plain(x))
+
+
+def test_sections_of_a_text_agree_with_plain_positions() -> None:
+    from transformers import Qwen2VLTextConfig
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding, apply_rotary_pos_emb
+
+    parameters = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [6, 4, 3]}
+    theirs = Qwen2VLTextConfig(hidden_size=3 * D, num_attention_heads=3, rope_parameters=dict(parameters))
+    x = torch.randn(2, 3, 5, D, generator=torch.Generator().manual_seed(0))
+    at = torch.tensor([7, 8, 30, 2, 11])
+    wanted, _ = apply_rotary_pos_emb(x, x, *Qwen2VLRotaryEmbedding(theirs)(x, at.expand(3, 2, 5)))
+    del parameters["mrope_section"]
+    torch.testing.assert_close(RotaryEmbedding.from_parameters(D, parameters)(x, at), wanted)
 
 
 def test_part_of_the_width_equals_transformers() -> None:
@@ -240,13 +255,13 @@ def test_says_what_it_is() -> None:
         (
             lambda: RotaryEmbedding(4, scaling={"rope_type": "linear"}),
             TypeError,
-            "RotaryEmbedding: scaling must be a LinearScaling, DynamicNTKScaling, YarnScaling or Llama3Scaling; "
-            "got dict; RotaryEmbedding.from_parameters reads a config's",
+            "RotaryEmbedding: scaling must be a LinearScaling, DynamicNTKScaling, ProportionalScaling, YarnScaling or "
+            "Llama3Scaling; got dict; RotaryEmbedding.from_parameters reads a config's",
         ),
         (
             lambda: RotaryEmbedding.from_parameters(4, {"rope_type": "longrope"}),
             ValueError,
-            "RotaryEmbedding: rope_type must be default, linear, dynamic, yarn or llama3; got 'longrope'",
+            "RotaryEmbedding: rope_type must be default, linear, dynamic, proportional, yarn or llama3; got 'longrope'",
         ),
         (
             lambda: RotaryEmbedding.from_parameters(4, {"rope_type": "dynamic", "factor": 2.0}),
@@ -257,6 +272,26 @@ def test_says_what_it_is() -> None:
             lambda: RotaryEmbedding.from_parameters(4, {"rope_type": "linear"}),
             ValueError,
             "RotaryEmbedding: factor must be given for rope_type 'linear'; got ['rope_type']",
+        ),
+        (
+            lambda: RotaryEmbedding.from_parameters(
+                8, {"rope_type": "dynamic", "factor": 2.0, "alpha": 1000.0}, max_positions=64
+            ),
+            ValueError,
+            "RotaryEmbedding: parameters must not hold alpha=1000.0: a model that states it turns its queries and keys "
+            "otherwise",
+        ),
+        (
+            lambda: RotaryEmbedding.from_parameters(8, {"full_attention": {}, "sliding_attention": {}}),
+            ValueError,
+            "RotaryEmbedding: parameters must be those of one kind of layer; got one set for each of "
+            "['full_attention', 'sliding_attention']; take parameters['full_attention']",
+        ),
+        (
+            lambda: RotaryEmbedding.from_parameters(8, {"type": "mrope", "mrope_section": [2, 1, 1]}),
+            ValueError,
+            "RotaryEmbedding: parameters must not hold mrope_section=[2, 1, 1]: it turns parts of the width by "
+            "positions of their own (M-RoPE), and here are [L] or [B, L] positions; a text's agree: leave it out then",
         ),
         (lambda: YarnScaling(-1.0, 64), ValueError, "YarnScaling: factor must be positive and finite; got -1.0"),
         (lambda: YarnScaling(1.0, "64"), TypeError, "YarnScaling: original_positions must be a number; got '64'"),

@@ -10,7 +10,7 @@ from headwise.nn.layer import MultiHeadAttention
 from headwise.nn.norms import QKNorm
 from headwise.nn.position_bias import ALiBi, RelativeBias
 from headwise.nn.rotary import RotaryEmbedding
-from headwise.nn.scaling import DynamicNTKScaling, LinearScaling, Llama3Scaling, YarnScaling
+from headwise.nn.scaling import DynamicNTKScaling, LinearScaling, Llama3Scaling, ProportionalScaling, YarnScaling
 
 __all__ = [
     "ALiBi",
@@ -21,6 +21,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "MultiHeadAttention",
+    "ProportionalScaling",
     "QKNorm",
     "RelativeBias",
     "RotaryEmbedding",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.nn import scaling as scalings
-from headwise.nn.scaling import DynamicNTKScaling, Scaling
+from headwise.nn.scaling import DynamicNTKScaling, ProportionalScaling, Scaling
 from headwise.positions import rotary_frequencies
 
 OP = "RotaryEmbedding"
@@ -29,7 +29,7 @@ class RotaryEmbedding(nn.Module):
         base: of the frequencies base^(-2 n / R).
         interleaved: pairs are neighbours (0, 1), (2, 3), ... (RoFormer, GPT-J, the original Llama); otherwise the
             halves of the R widths are paired, n with n + R / 2 (GPT-NeoX, and Llama, Qwen, ... in Hugging Face).
-        scaling: LinearScaling, DynamicNTKScaling, YarnScaling or Llama3Scaling; default none.
+        scaling: LinearScaling, DynamicNTKScaling, ProportionalScaling, YarnScaling or Llama3Scaling; default none.
     Raises:
         ValueError: width is odd or below 2, base is not positive. TypeError: an argument of another type.
 
@@ -74,14 +74,17 @@ class RotaryEmbedding(nn.Module):
             max_positions: the config's `max_position_embeddings`.
             interleaved: as in the constructor; no config states it.
         Raises:
-            ValueError: an unknown rope_type, or one without its numbers.
+            ValueError: an unknown rope_type, or one without its numbers; parameters hold a name that says how a model
+                turns otherwise (mrope_section, llama_4_scaling_beta, ...), or a set for each kind of layer.
 
         >>> RotaryEmbedding.from_parameters(64, {"rope_type": "linear", "rope_theta": 500000.0, "factor": 4.0})
         RotaryEmbedding(width=64, base=500000.0, scaling=LinearScaling(factor=4.0))
         """
-        width = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
-        base = parameters.get("rope_theta", 10000.0)
         scaling = scalings.from_parameters(parameters, max_positions)
+        share = None if isinstance(scaling, ProportionalScaling) else parameters.get("partial_rotary_factor")
+        width = head_dim if share is None else int(head_dim * share)
+        base = parameters.get("rope_theta")
+        base = 10000.0 if base is None else base
         return cls(width, base=base, interleaved=interleaved, scaling=scaling)
 
     def table(self, positions: Tensor, dtype: torch.dtype, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -175,6 +178,6 @@ def _check(width: Any, base: Any, interleaved: Any, scaling: Any) -> None:
     if scaling is not None and not isinstance(scaling, Scaling):
         fix = "; RotaryEmbedding.from_parameters reads a config's" if isinstance(scaling, Mapping) else ""
         raise TypeError(
-            f"{OP}: scaling must be a LinearScaling, DynamicNTKScaling, YarnScaling or Llama3Scaling; "
-            f"got {type(scaling).__name__}{fix}"
+            f"{OP}: scaling must be a LinearScaling, DynamicNTKScaling, ProportionalScaling, YarnScaling or "
+            f"Llama3Scaling; got {type(scaling).__name__}{fix}"
         )

@@ -56,6 +56,18 @@ class LinearScaling(Scaling):
 
 
 @dataclass(frozen=True)
+class ProportionalScaling(Scaling):
+    """The first `share` of all pairs turned as pairs of the whole width, the others by no angle (Gemma 4's config)."""
+
+    share: float
+    factor: float = 1.0
+
+    def frequencies(self, width: int, base: float) -> np.ndarray:
+        turned = np.arange(width // 2) < int(self.share * width // 2)
+        return np.asarray(np.where(turned, rotary_frequencies(width, base) / self.factor, 0.0))
+
+
+@dataclass(frozen=True)
 class DynamicNTKScaling(Scaling):
     """A larger base once the text is longer than `max_positions` (Peng et al., 2024, section 3.3 and appendix B.2).
 
@@ -162,9 +174,31 @@ class Llama3Scaling(Scaling):
         return np.asarray(left * whole + (1 - left) * whole / self.factor)
 
 
+# What transformers' own rope functions read; a name that its rope_type does not read changes nothing there either.
+KNOWN = (
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
+    "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "low_freq_factor",
+    "high_freq_factor", "long_factor", "short_factor",
+)  # fmt: skip
+_SECTIONS = (
+    "it turns parts of the width by positions of their own (M-RoPE), and here are [L] or [B, L] positions; a text's "
+    "agree: leave it out then"
+)
+REASONS = {"mrope_section": _SECTIONS, "mrope_interleaved": _SECTIONS}
+
+
 def from_parameters(parameters: Mapping[str, Any], max_positions: int | None) -> Scaling | None:
     """The scaling that a Hugging Face config's `rope_parameters` (formerly `rope_scaling`) states; None for none."""
-    given = dict(parameters)
+    given = {name: value for name, value in dict(parameters).items() if value is not None}
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            raise ValueError(
+                f"{OP}: parameters must be those of one kind of layer; got one set for each of {sorted(given)}; take "
+                f"parameters[{name!r}]"
+            )
+        if name not in KNOWN:
+            why = REASONS.get(name, "a model that states it turns its queries and keys otherwise")
+            raise ValueError(f"{OP}: parameters must not hold {name}={value!r}: {why}")
     kind = given.get("rope_type", given.get("type", "default"))
     original = given.get("original_max_position_embeddings", max_positions)
 
@@ -180,6 +214,8 @@ def from_parameters(parameters: Mapping[str, Any], max_positions: int | None) ->
         return None
     if kind == "linear":
         return LinearScaling(need("factor", given.get("factor")))
+    if kind == "proportional":
+        return ProportionalScaling(given.get("partial_rotary_factor", 1.0), given.get("factor", 1.0))
     if kind == "dynamic":
         return DynamicNTKScaling(need("factor", given.get("factor")), need("max_positions", max_positions))
     if kind == "yarn":
@@ -191,7 +227,7 @@ def from_parameters(parameters: Mapping[str, Any], max_positions: int | None) ->
         original = need("original_max_position_embeddings", original)
         factor = need("factor", given.get("factor"))
         return Llama3Scaling(factor, original, **some("low_freq_factor", "high_freq_factor"))
-    raise ValueError(f"{OP}: rope_type must be default, linear, dynamic, yarn or llama3; got {kind!r}")
+    raise ValueError(f"{OP}: rope_type must be default, linear, dynamic, proportional, yarn or llama3; got {kind!r}")
 
 
 def exact(device: torch.device) -> torch.dtype:
