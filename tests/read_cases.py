@@ -1,4 +1,4 @@
-"""Cases for the kernels of the reads: q, k and options, what is right, and the lse that a forward would have left."""
+"""Cases for the kernels of the reads: q, k and options, what is right, and what a forward would have left of each row."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,7 @@ from mask_cases import mask
 
 import headwise as hw
 from headwise import reference
+from headwise.backends import compiled_reads
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
@@ -22,7 +23,7 @@ class Case:
     options: Options
     sizes: Sizes
     truth: reference.Attention
-    lse: np.ndarray
+    sums: np.ndarray  # [2, B, H, L]
     offset: np.ndarray
     norms: np.ndarray | None
 
@@ -53,6 +54,16 @@ OPTIONS = [
 ]
 
 
+def row_sums(q, k, o, sizes, truth):
+    """The largest score of each row, in the kernels' units, and the sum of exp(s - that), sinks included."""
+    top = truth.scores.max(3)
+    if o.sinks is not None:
+        top = np.maximum(top, o.sinks[:, None])
+    with np.errstate(all="ignore"):
+        total = np.where(np.isneginf(top), 0, np.exp(truth.lse - top))
+    return np.stack((np.maximum(top / compiled_reads.in_units_of(q, k, o, sizes), -3e38), total))
+
+
 def case(sizes, dtype, name, norms=False, spread=1.0):
     B, H, Hkv, L, S, D = sizes
     rng = np.random.default_rng(17)
@@ -76,4 +87,4 @@ def case(sizes, dtype, name, norms=False, spread=1.0):
     stated = None if o.mask is None else o.mask.offset(n)
     offset = np.reshape(S - L if stated is None else stated, -1)
     wide = np.float64 if dtype == "float64" else np.float32
-    return Case(q, k, o, n, truth, truth.lse.astype(wide), offset, rng.random((B, H, S)) if norms else None)
+    return Case(q, k, o, n, truth, row_sums(q, k, o, n, truth).astype(wide), offset, rng.random((B, H, S)) if norms else None)

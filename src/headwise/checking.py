@@ -20,7 +20,8 @@ FAINT = 2.0**-20  # a weight below it carries no score worth counting in the rou
 class Check:
     """How far weights can be trusted.
 
-    row_sum_error: largest |sum_j A_ij + sink's share - 1| over rows that attend to something; infinite with a NaN.
+    row_sum_error: largest |sum_j A_ij + sink's share - 1| over rows that attend to something, by the weights' own sums
+        and, as far as it says more than rounding, by lse; infinite with a NaN.
     output_error: largest |A . v - out| over the layer's real output, infinite where just one of them is a number;
         None where dropout makes them differ by intent.
     output_scale: largest |out|. tolerance: what rounding in the dtype and the size of the scores explains.
@@ -41,7 +42,8 @@ class Check:
 
 def check(
     cut: Iterable[tuple[Block, Block]],
-    compute: Callable[[Block], tuple[Array, Array, tuple[Array, Array] | None]],
+    compute: Callable[[Block], tuple[Array, Array, Array, tuple[Array, Array] | None]],
+    lse: Any,
     v: Any,
     out: Any,
     gate: Array,
@@ -49,12 +51,13 @@ def check(
 ) -> Check:
     """Goes through blocks, each as it lies in the whole and in the selection.
 
-    compute: the weights and scores of a block of the selection, and the sink's share of each row and its logarithm;
+    compute: the weights and scores of a block of the selection, the rows' log-sum-exp, and the sink's share of each and
+    its logarithm; lse [B, H, L], the call's;
     v [B, Hkv, S, Dv] or None where the output says nothing; out [B, H, L, Dv]; gate [B, H]; group: H // Hkv.
     """
     rows, worst, scale, largest, reach, empty, eps = 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0
     for (b, h, i, j), place in cut:
-        A, s, sinks = compute(place)  # [b, h, l, s]
+        A, s, own, sinks = compute(place)  # [b, h, l, s], [b, h, l]
         eps = float(np.finfo(A.dtype).eps)
         there = (s > -np.inf) | np.isnan(s)
         full = there.any(3)
@@ -62,6 +65,7 @@ def check(
         sink = 0.0 if sinks is None else sinks[0]
         with np.errstate(all="ignore"):
             rows = _worst(rows, np.where(full, A.sum(3, dtype=np.float64) + sink - 1, 0))
+            rows = _worst(rows, np.where(full, _apart(own, to_numpy(lse[b, h, i]), s, eps), 0))
             reach = max(reach, _largest(np.where(A > FAINT, s, 0)))
             if v is not None:
                 heads = np.arange(h.start, h.stop) // group
@@ -73,6 +77,13 @@ def check(
     rounding = 2 * _eps(out) + 64 * eps + min(4 * reach * eps, TRUSTED)
     tolerance = rounding * largest * _largest(gate) + 1e-12
     return Check(rows, None if v is None else worst, scale, tolerance, empty)
+
+
+def _apart(own: Array, lse: Array, s: Array, eps: float) -> Array:
+    """By how much rows [b, h, l] would not sum to 1 by lse, where that is more than the rounding of their scores."""
+    far = np.abs(own - lse)
+    size = np.maximum(np.abs(np.where(np.isfinite(s), s, 0)).max(3, initial=1), np.abs(lse))
+    return np.where((far <= 64 * eps * size) | (own == lse) | (np.isnan(own) & np.isnan(lse)), 0, np.expm1(far))
 
 
 def _output_errors(A: Array, there: Array, v: Array, gate: Array, real: Array) -> Array:

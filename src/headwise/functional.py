@@ -10,6 +10,7 @@ import numpy as np
 from headwise import shapes
 from headwise.arrays import is_jax, is_torch
 from headwise.backends import choose
+from headwise.backends.row_sums import RowSums
 from headwise.masks import Mask, as_mask
 from headwise.scores import Options, ScoreMod
 from headwise.shapes import Sizes
@@ -80,22 +81,25 @@ def attention(
     options = _options(q, sizes, mask, bias, scale, softcap, sinks, head_gate, score_mod, dropout_p)
     lead = 4 - q.ndim
     q4, k4, v4 = (x[(None,) * lead] for x in (q, k, v))
-    out, lse = choose.attention(backend, q4, k4, v4, options, sizes)
-    lazy = _lazy(q4, k4, v4, out, lse, options, sizes, lead) if weights else None
+    sums = RowSums() if weights else None
+    out, lse = choose.attention(backend, q4, k4, v4, options, sizes, sums)
+    lazy = _lazy(q4, k4, v4, out, lse, options, sizes, lead, sums) if weights else None
     out, lse = out[(0,) * lead], lse[(0,) * lead]
     if weights:
         return (out, lazy, lse) if return_lse else (out, lazy)
     return (out, lse) if return_lse else out
 
 
-def _lazy(q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options, sizes: Sizes, lead: int) -> Weights:
+def _lazy(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options, sizes: Sizes, lead: int, sums: RowSums | None
+) -> Weights:
     if is_jax(q):
         from headwise.backends import jax
 
         if jax.traced(q, k, v, out):
             raise TypeError("attention: weights=True must be asked for outside of jax.jit and jax.grad; got tracers")
         q, k, v, out, lse, options = *(np.asarray(x) for x in (q, k, v, out, lse)), jax.on_numpy(options)
-    return Weights(q, k, v, out, lse, options, sizes, lead)
+    return Weights(q, k, v, out, lse, options, sizes, lead, sums=sums)
 
 
 def multi_head_attention(

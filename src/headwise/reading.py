@@ -13,7 +13,7 @@ from headwise.backends import compiled_reads, plain_reads
 from headwise.backends.asked import Array, Ask
 from headwise.backends.asked import Reads as Reads
 from headwise.backends.blocks import Block
-from headwise.backends.recompute import Own, Recompute, Shown
+from headwise.backends.recompute import Own, Recompute
 from headwise.kernels.trace import TraceError
 
 HOW = ("mean", "max", "sum")
@@ -147,12 +147,21 @@ def _why_not(ask: Ask, source: Recompute, chosen: tuple[range, range], forced: b
 def _compiled(ask: Ask, source: Recompute, chosen: tuple[range, range], cut: Cut, offset: Any, progress: Any) -> Reads:
     """The kernels' pass; what they cannot find is read in a second one."""
     apart = not compiled_reads.takes_top(ask)
-    at = slice(chosen[0].start, chosen[0].stop), slice(chosen[1].start, chosen[1].stop), slice(None)
-    args = source.options, source.sizes, chosen
-    own = None if source.far(at) is None else Own(*compiled_reads.own(source.q, source.k, *args))
-    rows, sinks = source.rows(at, own), source.sinks(at, own)
+    b, h = (slice(x.start, x.stop) for x in chosen)
+    sums = source.row_sums(b, h)
     first = dataclasses.replace(ask, top_k=None) if apart else ask
-    result = compiled_reads.read(first, source.q, source.k, rows, *args, offset, sinks, None if apart else progress)
+    result = compiled_reads.read(
+        first,
+        source.q,
+        source.k,
+        sums,
+        source.options,
+        source.sizes,
+        chosen,
+        offset,
+        source.sinks(h, Own(*sums)),
+        None if apart else progress,
+    )
     if apart:
         alone = Ask(top_k=ask.top_k, norms=ask.norms)
         result.top_k = _plain(alone, source, chosen, cut, offset, progress).top_k
@@ -163,7 +172,8 @@ def _plain(ask: Ask, source: Recompute, chosen: tuple[range, range], cut: Cut, o
     shape = (len(chosen[0]), len(chosen[1]), source.sizes.L, source.sizes.S)
     blocks = cut(ask.top_k is not None)
 
-    def compute(block: Block) -> Shown:
-        return source.block(block, chosen)
+    def compute(block: Block) -> tuple[Array, Array, tuple[Array, Array] | None]:
+        A, s, _, sinks = source.block(block, chosen)
+        return A, s, sinks
 
     return plain_reads.read(ask, blocks, compute, shape, offset, progress)

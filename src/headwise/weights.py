@@ -1,7 +1,7 @@
 """`Weights`: the attention weights of one call, computed when somebody looks.
 
-It keeps q, k and the log-sum-exp of each row, O(L) memory, and recomputes each value exactly: A = exp(s - lse).
-Where lse is so large that its rounding would show, they are made from all scores of the row.
+It keeps q, k and, of each row, what its softmax came to: the largest score and the sum of exp(s - that), O(L) memory.
+Each value is recomputed with the softmax's own accuracy: A = exp(s - largest) / sum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 from headwise import checking, indexing, reading
 from headwise.arrays import is_torch, like, to_numpy
 from headwise.backends.blocks import Block, blocks
-from headwise.backends.recompute import Recompute, within
+from headwise.backends.recompute import Recompute, Shown, within
+from headwise.backends.row_sums import RowSums
 from headwise.checking import Check as Check
 from headwise.reading import Reads
 from headwise.scores import Options
@@ -55,6 +56,7 @@ class Weights:
         batch: range | None = None,
         heads: range | None = None,
         dropped: frozenset[int] = frozenset(),
+        sums: RowSums | None = None,
     ) -> None:
         self._q, self._k, self._v, self._out, self._lse = q, k, v, out, lse
         self._options, self._sizes, self._lead = options, sizes, lead
@@ -62,7 +64,8 @@ class Weights:
         self._heads = range(sizes.H) if heads is None else heads
         self._dropped = dropped | frozenset(range(lead))  # axes that are not there: fixed to one entry
         self._versions = self._written()
-        self._source = Recompute(q, k, lse, options, sizes)
+        self._sums = RowSums() if sums is None else sums
+        self._source = Recompute(q, k, lse, options, sizes, self._sums)
 
     # what it is
 
@@ -124,9 +127,9 @@ class Weights:
         return state | {"_options": replace(options, **arrays)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({"_sums": RowSums()} | state)
         self._versions = self._written()
-        self._source = Recompute(self._q, self._k, self._lse, self._options, self._sizes)
+        self._source = Recompute(self._q, self._k, self._lse, self._options, self._sizes, self._sums)
 
     # looking
 
@@ -243,7 +246,11 @@ class Weights:
         v = None if options.dropout_p else self._v
         chosen = self._batch, self._heads
         cut = [(within(block, chosen), block) for block in self._cut()]
-        return checking.check(cut, lambda block: self._source.shown(block, chosen), v, self._out, gate, sizes.group)
+
+        def shown(block: Block) -> Shown:
+            return self._source.shown(block, chosen)
+
+        return checking.check(cut, shown, self._lse, v, self._out, gate, sizes.group)
 
     # how
 
@@ -253,8 +260,9 @@ class Weights:
 
     def _view(self, batch: range, heads: range, dropped: frozenset[int]) -> Weights:
         view = Weights(
-            self._q, self._k, self._v, self._out, self._lse, self._options, self._sizes, 0, batch, heads, dropped
-        )
+            self._q, self._k, self._v, self._out, self._lse, self._options, self._sizes, 0, batch, heads, dropped,
+            self._sums,
+        )  # fmt: skip
         view._versions, view._source = self._versions, self._source
         return view
 

@@ -10,7 +10,7 @@ import pytest
 from headwise.backends import compiled
 from headwise.kernels import llvm, masking
 from headwise.kernels.interpret import Interpreter, Memory
-from headwise.kernels.plan import Common, Launch, Problem, decodes, decoding, forwarding
+from headwise.kernels.plan import Common, Launch, Problem, decodes, decoding, forwarding, scaled_at_once
 from headwise.kernels.tile import GEOMETRIES, Geometry
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -30,8 +30,7 @@ def interpret(q: Any, k: Any, v: Any, options: Options, geometry: Geometry) -> t
     sizes = Sizes(B, H, Hkv, L, S, D, Dv)
     problem = Problem(sizes, compiled.kind(q), q.itemsize, q.strides, k.strides, v.strides, options.scale)
     problem, call, (arrays, sinks, gate) = compiled.with_options(problem, options)
-    natural = bool(problem.rules.change or problem.sinks) or problem.scale <= 0
-    common = _Recorded(problem, natural, geometry)
+    common = _Recorded(problem, scaled_at_once(problem), geometry)
     steps = decoding(common) if decodes(sizes) else [forwarding(common)]
     real = np.float64 if common.real == "f64" else np.float32
     out, lse = np.zeros((B, H, L, Dv), q.dtype), np.zeros((B, H, L), real)

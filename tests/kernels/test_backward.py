@@ -8,7 +8,7 @@ from headwise.backends import compiled
 from headwise.kernels import jit, llvm
 from headwise.kernels.backward_plan import BackwardPass
 from headwise.kernels.interpret import Interpreter, Memory
-from headwise.kernels.plan import Problem
+from headwise.kernels.plan import Problem, scaled_at_once
 from headwise.kernels.tile import GEOMETRIES
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -52,7 +52,7 @@ class Case:
         dlse = torch.where(lse == -torch.inf, 0.0, dlse)
         self.right = [x.numpy() for x in torch.autograd.grad([out, lse], [q, k, v], [dout, dlse])]
         self.arrays = [np.ascontiguousarray(x.detach().numpy().astype(dtype)) for x in wide[:4]]
-        self.lse = lse.detach().numpy().astype(dtype)
+        self.lse = lse.detach().numpy()
         self.share = (dlse - (dout * out).sum(3)).detach().numpy().astype(dtype)
 
     def prepare(self, geometry=None):
@@ -60,7 +60,9 @@ class Case:
         p = Problem(self.sizes, compiled.kind(q), q.itemsize, q.strides, k.strides, v.strides, self.options.scale)
         p, call, alive = compiled.with_options(p, self.options)
         strides = tuple(x // dout.itemsize for x in dout.strides)
-        return BackwardPass(p, call, strides, self.lse, self.share, geometry), call, alive
+        top = self.lse if scaled_at_once(p) else self.lse / self.options.scale
+        sums = np.stack((top, np.isfinite(self.lse))).astype(q.dtype)  # any pair whose sum is lse will do
+        return BackwardPass(p, call, strides, sums, self.share, geometry), call, alive
 
 
 def hold(case, found, dtype):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from read_cases import OPTIONS, TOLERANCE, case
+from read_cases import OPTIONS, TOLERANCE, case, row_sums
 
 import headwise as hw
 from headwise import reference
@@ -10,7 +10,7 @@ from headwise.backends import compiled
 from headwise.kernels import jit, llvm
 from headwise.kernels.interpret import Interpreter, Memory
 from headwise.kernels.plan import Problem
-from headwise.kernels.reads_plan import Pass, Rows, Sums, Wanted
+from headwise.kernels.reads_plan import Pass, Rows, Sums, Wanted, nothing
 from headwise.kernels.tile import GEOMETRIES
 from headwise.scores import Options
 
@@ -37,7 +37,7 @@ def prepare(c, wanted, geometry=None, b=None, h=None):
     p, call, alive = compiled.with_options(p, c.options)
     norms = None if c.norms is None else c.norms[b.start : b.stop, h.start : h.stop]
     offset = c.offset if len(c.offset) == 1 else c.offset[b.start : b.stop]
-    rows = Rows(c.lse[b.start : b.stop, h.start : h.stop], None, offset, norms)
+    rows = Rows(c.sums[:, b.start : b.stop, h.start : h.stop], offset, norms)
     return Pass(p, call, wanted, b, h, rows, geometry), call, alive
 
 
@@ -71,7 +71,8 @@ def hold(c, wanted, sums: Sums, near):
     L, S = s.shape[2:]
     at = np.arange(S) - np.arange(L)[:, None] - np.reshape(c.offset, (-1, 1, 1))  # j - position, [B or 1, L, S]
     full = {"total": A.sum(3), "far": (A * abs(at)[:, None]).sum(3), "seen": ~reference.empty_rows(s)}
-    full["mean"] = np.where(truth.weights > 0, truth.weights * np.log(np.maximum(truth.weights, 1e-300)), 0).sum(3)
+    log = np.log(np.maximum(truth.weights * c.sums[1][..., None], 1e-300)) / np.log(2)
+    full["mean"] = np.where(truth.weights > 0, truth.weights * log, 0).sum(3)
     if "seen" in sums.rows:
         assert np.array_equal(sums.rows["seen"] > 0, full["seen"])
     for name, times in (("total", 8), ("far", 8 * (L + S)), ("mean", 99)):
@@ -155,7 +156,7 @@ def test_mass_alone_leaves_out_what_no_pair_meets(sizes):
     c = case(sizes, "float32", "causal")
     L, S = c.sizes.L, c.sizes.S
     wanted = Wanted(sets=[tuple(np.array(x) for x in p) for p in (([L - 1, L - 1], [0, 2]), ([3], [S - 2, S - 1]))])
-    c.lse[:, :, 5 : L - 1] = np.nan  # rows that nobody asks for
+    c.sums[:, :, :, 5 : L - 1] = np.nan  # rows that nobody asks for
     found = [compiled_sums(c, wanted)]
     if L < 99:
         found.append(interpret(c, wanted, GEOMETRIES["avx2"]))
@@ -181,7 +182,8 @@ def test_a_hidden_key_that_is_not_a_number_is_in_no_sum():
         c.k[:, :, ~valid[0]] = bad
         finite = np.nan_to_num(c.k, posinf=0)
         truth = reference.attention(c.q, finite, finite, allowed=hidden.mask.to_dense(29, 37, 1, 2))
-        c.options, c.lse, c.norms = hidden, truth.lse.astype(np.float32), np.where(valid, 2.0, bad)[None]
+        c.options, c.norms = hidden, np.where(valid, 2.0, bad)[None]
+        c.sums = row_sums(c.q, c.k, hidden, c.sizes, truth).astype(np.float32)
         found.append(compiled_sums(c, everything(c)))
     for other in found[1:]:
         assert np.array_equal(found[0].columns, other.columns) and np.array_equal(found[0].mass, other.mass)
@@ -227,7 +229,7 @@ def test_the_sums_of_a_long_text_keep_their_digits():
     """What the queries give is what the keys are given, to more digits than sums in fp32 would keep."""
     c = case((1, 1, 1, 16411, 67, 2), "float32", "plain")
     c.q[...] = 0  # equal weights: rounding errors that all go the same way
-    c.lse[...] = np.log(np.float64(67))
+    c.sums[:] = np.array([0, 67])[:, None, None, None]
     found = compiled_sums(c, Wanted(("total",), True, pools=((1, 1, "add"),)))
     given = found.rows["total"].sum()
     assert given == pytest.approx(16411, rel=1e-6)
@@ -250,16 +252,17 @@ def test_a_map_is_joined_only_where_chunks_share_a_row(r, shared, op):
 
 
 @pytest.mark.parametrize("isa", GEOMETRIES)
-@pytest.mark.parametrize("name", ["plain", "all"])
-def test_the_largest_score_of_each_row_and_rows_without_a_sum(name, isa):
-    """On the checking machine; a hidden key weighs 0 whatever lse is, and what is not a number is the largest."""
+@pytest.mark.parametrize("name", ["plain", "causal", "all"])
+def test_the_rows_own_sums_and_rows_without_one(name, isa):
+    """On the checking machine; a hidden key weighs 0 whatever the sum is, and what is not a number is the largest."""
     c = case(SIZES["several blocks"], "float32", name)
-    lse, c.lse = c.lse, np.full_like(c.lse, -np.inf)
-    peak = interpret(c, Wanted(peak=True), GEOMETRIES[isa]).peak
-    near = {"rtol": 0, "atol": 8 * TOLERANCE["float32"]}
-    np.testing.assert_allclose(peak, c.truth.scores.max(3), **near)
-    c.lse = lse.copy()
-    c.lse[:, :, 5] = np.nan
+    right = c.sums.copy()
+    c.sums = nothing(right.shape[1:], np.float32, None if c.options.sinks is None else c.options.sinks[:, None])
+    found = interpret(c, Wanted(own=True), GEOMETRIES[isa]).own
+    near = {"rtol": 2e-6, "atol": 8 * TOLERANCE["float32"]}
+    np.testing.assert_allclose(found, right, **near)
+    c.sums = right
+    c.sums[1, :, :, 5] = np.nan
     found = interpret(c, Wanted(columns=True, k_largest=2), GEOMETRIES[isa])
     seen = ~np.isneginf(c.truth.scores[:, :, 5])
     assert seen.any() and np.array_equal(np.isnan(found.columns), seen)

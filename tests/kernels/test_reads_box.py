@@ -22,9 +22,8 @@ BOXES = {
 def prepare(c, box, weights, geometry=None):
     p = Problem(c.sizes, compiled.kind(c.q), c.q.itemsize, c.q.strides, c.k.strides, (), c.options.scale)
     p, call, alive = compiled.with_options(p, c.options)
-    lse = np.ascontiguousarray(np.where(np.isneginf(c.lse), 0, c.lse)[box[:3]])
-    out = np.full([x.stop - x.start for x in box], np.nan, c.lse.dtype)
-    return BoxPass(p, call, box, lse if weights else None, out, geometry), call, alive, out
+    out = np.full([x.stop - x.start for x in box], np.nan, c.sums.dtype)
+    return BoxPass(p, call, box, c.sums[:, *box[:3]] if weights else None, out, geometry), call, alive, out
 
 
 def hold(c, box, weights, out, dtype):

@@ -8,6 +8,7 @@ from typing import Any
 
 from headwise import tracing
 from headwise.arrays import is_jax, is_torch
+from headwise.backends.row_sums import RowSums
 from headwise.kernels.trace import TraceError
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -16,9 +17,12 @@ Choice = tuple[Callable[..., tuple[Any, Any]] | None, str | None]
 KINDS = {"plain": "NumPy arrays", "torch": "torch tensors", "jax": "JAX arrays"}
 
 
-def attention(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> tuple[Any, Any]:
+def attention(
+    name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes, sums: RowSums | None = None
+) -> tuple[Any, Any]:
     """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L] by the backend named.
 
+    sums: filled in by the kernels where it is given.
     Raises:
         ValueError: there is no backend of that name. TypeError: it does not take these inputs.
     """
@@ -27,7 +31,7 @@ def attention(name: str, q: Any, k: Any, v: Any, options: Options, sizes: Sizes)
         run, reason = {"plain": _numpy, "torch": _torch, "jax": _jax}[library](q, k, v, options, sizes)
         try:
             if run is not None:
-                return run(q, k, v, options, sizes)
+                return run(q, k, v, options, sizes) if sums is None else run(q, k, v, options, sizes, sums=sums)
         except TraceError:
             if name == "compiled":
                 raise

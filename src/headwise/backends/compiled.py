@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headwise.arrays import is_torch
+from headwise.backends.row_sums import RowSums
 from headwise.kernels import masking, trace
 from headwise.kernels.adjust import Operand, Rules
 from headwise.kernels.bounds import Bounds
@@ -81,10 +83,18 @@ def unavailable() -> str | None:
     return None if llvm.runnable() else "no instruction set of this machine is known"
 
 
-def attention(q: Any, k: Any, v: Any, options: Options, sizes: Sizes, trees: Trees | None = None) -> tuple[Any, Any]:
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    options: Options,
+    sizes: Sizes,
+    trees: Trees | None = None,
+    sums: RowSums | None = None,
+) -> tuple[Any, Any]:
     """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L].
 
-    trees: what to take in place of the options' score_mod and of the mask's rule.
+    trees: what to take in place of the options' score_mod and of the mask's rule; sums: filled in where it is given.
     """
     from headwise.kernels.plan import PLAIN, Problem, plan
 
@@ -104,9 +114,22 @@ def attention(q: Any, k: Any, v: Any, options: Options, sizes: Sizes, trees: Tre
         problem, call, alive = with_options(problem, options, trees)
     elif options.mask is not None:
         problem, call, alive = _with_mask(problem, options, options.mask)
-    plan(problem).run(addresses, call)
+    one = plan(problem)
+    if sums is not None and one.in_blocks:
+        shape = (2, *lse.shape)
+        values = lse.new_empty(shape) if tensors else np.empty(shape, lse.dtype)
+        sums.values, sums.by = values, arithmetic()
+        call = replace(call, sums=address(values), sums_next=sizes.B * sizes.H * sizes.L)
+    one.run(addresses, call)
     del alive
     return out, lse
+
+
+def arithmetic() -> str:
+    """What the bits of scores that `forward` and the reads make depend on."""
+    from headwise.kernels import llvm
+
+    return f"{llvm.chosen().isa} 1"
 
 
 def _outputs(q: Any, sizes: Sizes, tensors: bool) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ import torch
 from headwise.backends import compiled
 from headwise.backends.backward import GATE, LARGE, SINKS, Given, K, Q, V, finite
 from headwise.backends.compiled import Trees
+from headwise.backends.row_sums import RowSums
 from headwise.kernels.trace import SCORE, Node, TraceError, depends
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -26,9 +27,10 @@ def gradients(
     results: tuple[Tensor, Tensor],
     grads: Sequence[Tensor],
     wanted: Sequence[int],
+    sums: RowSums,
 ) -> list[Tensor | None] | None:
     """Gradients of those of `given` that are wanted (see `backward`), from those of the results (out, lse); None where
-    the kernels cannot give them. trees: see `compiled.attention`.
+    the kernels cannot give them. trees: see `compiled.attention`; sums: what it left of each row.
     """
     q, k, v, _, sinks, gate = given[:6]
     dout, dlse = grads
@@ -40,15 +42,15 @@ def gradients(
     alone = replace(options, head_gate=None)
     if compiled.reason(q_rows, k_rows, v_rows, alone, sizes) is not None:
         return None
-    # A masked NaN must reach no product; and exp(s - lse) has as many digits as lse leaves.
-    if not all(map(finite, wide)):
+    if not all(map(finite, wide)):  # a masked NaN must reach no product
         return None
     if gate is not None or q.dtype != work:  # sum_j P dP is dout . out, where out was neither rounded nor gated
-        results = compiled.attention(q_rows, k_rows, v_rows, alone, sizes, trees)
+        sums = RowSums()
+        results = compiled.attention(q_rows, k_rows, v_rows, alone, sizes, trees, sums)
     out, lse = results
-    if not bool((torch.where(lse == -torch.inf, 0.0, lse).abs() < LARGE).all()):
-        return None
     dead = lse == -torch.inf  # such a row is 0 whatever it is given
+    if sums.values is None and not bool((lse.masked_fill(dead, 0).abs() < LARGE).all()):
+        return None  # exp(s - lse) has as many digits as lse leaves
     dout, dlse = compiled.rows(dout.to(work).masked_fill(dead[..., None], 0)), dlse.to(work).masked_fill(dead, 0)
     inner = (dout * out).sum(3)  # [B, H, L]
     found: list[Tensor | None] = [None] * len(given)
@@ -59,10 +61,10 @@ def gradients(
         dout, inner = dout * factor[..., None], inner * factor
     share = dlse - inner
     if SINKS in wanted and sinks is not None:
-        weight = torch.exp(sinks.detach().to(work)[:, None] - torch.where(lse == -torch.inf, torch.inf, lse))
+        weight = _sink_weights(sinks.detach().to(work)[:, None], lse, sums)
         found[SINKS] = (weight * share).sum((0, 2)).to(sinks.dtype)
     try:
-        dq_dk_dv = _run(wide, dout, lse, share, replace(alone, sinks=None), trees, sizes)
+        dq_dk_dv = _run(wide, dout, lse, sums, share, alone, trees, sizes)
     except TraceError:
         return None
     if dq_dk_dv is None:
@@ -74,17 +76,26 @@ def gradients(
     return found
 
 
+def _sink_weights(sinks: Tensor, lse: Tensor, sums: RowSums) -> Tensor:
+    """The sink's share of each row [B, H, L]; sinks [H, 1]."""
+    if sums.values is None:
+        return torch.exp(sinks - torch.where(lse == -torch.inf, torch.inf, lse))
+    top, total = sums.values  # sinks are scores, so these are too
+    return torch.where(total == 0, 0.0, torch.exp(sinks - top) / total)
+
+
 def _run(
     wide: tuple[Tensor, ...],
     dout: Tensor,
     lse: Tensor,
+    sums: RowSums,
     share: Tensor,
     options: Options,
     trees: Trees | None,
     sizes: Sizes,
 ) -> tuple[np.ndarray, ...] | None:
     from headwise.kernels.backward_plan import BackwardPass
-    from headwise.kernels.plan import PLAIN, Problem
+    from headwise.kernels.plan import PLAIN, Problem, scaled_at_once
 
     q, k, v = wide
     problem = Problem(sizes, compiled.kind(q), 1, q.stride(), k.stride(), v.stride(), options.scale)
@@ -93,7 +104,12 @@ def _run(
         problem, call, alive = compiled.with_options(problem, options, trees)
     if problem.rules.change is not None and not adds(problem.rules.change):
         return None
-    one = BackwardPass(problem, call, dout.stride(), lse.numpy(), share.numpy())
+    if sums.values is None:
+        top = lse if scaled_at_once(problem) else lse / options.scale
+        values = torch.stack((top, (lse > -torch.inf).to(lse.dtype)))
+    else:
+        values = sums.values
+    one = BackwardPass(problem, call, dout.stride(), values.numpy(), share.numpy())
     found = one.run(*(x.data_ptr() for x in (q, k, v, dout)))
     del alive
     return found

@@ -13,6 +13,7 @@ from headwise.arrays import is_torch, like, to_numpy
 from headwise.backends import compiled
 from headwise.backends.asked import Ask, Reads, entropies, means
 from headwise.backends.blocks import Block
+from headwise.kernels.tile import LN2
 from headwise.kernels.trace import SCORE, B, Captures, H, I, J, TraceError, trace
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -46,7 +47,7 @@ def read(
     ask: Ask,
     q: Any,
     k: Any,
-    rows: tuple[Array, Array | None],
+    row_sums: Array,
     options: Options,
     sizes: Sizes,
     chosen: tuple[range, range],
@@ -56,14 +57,13 @@ def read(
 ) -> Reads:
     """One pass over the chosen batch entries and heads.
 
-    rows: their lse [b, h, L] and what it lacks (or None); offset: position of query 0, int or [b];
+    row_sums [2, b, h, L]: see `own`; offset: position of query 0, int or [b];
     sinks: the sink's share of each row and that share's logarithm, [b, h, L].
     Raises TraceError where a function or a position cannot be compiled.
     """
     from headwise.kernels.reads_plan import Pass, Rows, Wanted
 
     problem, call, (q, k), alive = _problem(q, k, options, sizes)
-    lse, rest = rows
     offset = np.reshape(np.asarray(offset, np.int64), -1)
     far = int(np.abs(offset).max()) + sizes.L + sizes.S
     if ask.distance and far >= FAR["f64" if problem.dtype == "f64" else "f32"]:
@@ -81,15 +81,18 @@ def read(
         ask.top_k or 0,
     )
     norms = None if ask.norms is None else _narrow(ask.norms)
-    one = Pass(problem, call, wanted, *chosen, Rows(lse, rest, offset, norms))
+    one = Pass(problem, call, wanted, *chosen, Rows(row_sums, offset, norms))
     one.run(compiled.address(q), compiled.address(k), progress)
     del alive
     sums = one.sums()
-    empty = np.isneginf(lse) if sinks is None else sums.rows["seen"] == 0
+    empty = row_sums[1] == 0 if sinks is None else sums.rows["seen"] == 0
     result = Reads(empty, received=sums.columns, mass=sums.mass, pooled=sums.pools or None)
     total = None
     if ask.entropy:
-        result.entropy = entropies(sums.rows["mean"], sums.rows["total"], sinks)
+        # sum P log P from sum P log2(P W)
+        mean, total = sums.rows["mean"], sums.rows["total"]
+        log = np.log(np.where(row_sums[1] == 0, 1, row_sums[1]), dtype=np.float64)
+        result.entropy = entropies(mean * LN2 - total * log, total, sinks)
     if ask.distance:
         result.distance, total = sums.rows["far"].sum(2), sums.rows["total"].sum(2)
     if ask.offsets is not None and reach is not None:
@@ -98,36 +101,33 @@ def read(
         result.offsets[..., m - reach : m + reach + 1] = sums.diagonals
     means(ask, result, total, (sizes.L, sizes.S))
     if sums.largest is not None:
-        result.top_k = _filled(*sums.largest, ~(np.isfinite(lse) | np.isneginf(lse)))
+        result.top_k = _filled(*sums.largest, np.isnan(row_sums[1]))
     return result
 
 
-def own(q: Any, k: Any, options: Options, sizes: Sizes, chosen: tuple[range, range]) -> tuple[Array, Array]:
-    """The largest score of each row [b, h, L] and the sum of exp(s - top), by the kernel that reads; sinks included.
+def own(q: Any, k: Any, options: Options, sizes: Sizes, chosen: tuple[range, range]) -> Array:
+    """The largest score of each row and the sum of exp(s - that) [2, b, h, L], in the kernels' arithmetic; sinks
+    included. It is what `compiled.attention` fills `RowSums` with.
 
     Raises TraceError where a function cannot be compiled.
     """
-    from headwise.kernels.reads_plan import Pass, Rows, Wanted
+    from headwise.kernels.reads_plan import Pass, Rows, Wanted, nothing
 
     problem, call, (q, k), alive = _problem(q, k, options, sizes)
-    nothing, addresses = np.zeros(1, np.int64), (compiled.address(q), compiled.address(k))
     real = np.float64 if problem.dtype == "f64" else np.float32
-    sink = None if options.sinks is None else to_numpy(options.sinks)[chosen[1].start : chosen[1].stop, None]
-    top = np.full((len(chosen[0]), len(chosen[1]), sizes.L), -np.inf if sink is None else sink, real)
-    found = Pass(problem, call, Wanted(peak=True), *chosen, Rows(top, None, nothing))
-    found.run(*addresses)
-    peak = found.sums().peak
-    assert peak is not None
-    sums = Pass(problem, call, Wanted(("total",)), *chosen, Rows(peak, None, nothing))
-    sums.run(*addresses)
+    sinks = None if options.sinks is None else to_numpy(options.sinks)[chosen[1].start : chosen[1].stop, None]
+    begin = nothing((len(chosen[0]), len(chosen[1]), sizes.L), real, sinks)
+    one = Pass(problem, call, Wanted(own=True), *chosen, Rows(begin, np.zeros(1, np.int64)))
+    one.run(compiled.address(q), compiled.address(k))
     del alive
-    total = sums.sums().rows["total"]
-    with np.errstate(all="ignore"):
-        return peak, total if sink is None else total + np.exp(sink.astype(np.float64) - peak)
+    found = one.sums().own
+    assert found is not None
+    return found
 
 
-def box(q: Any, k: Any, block: Block, lse: Array | None, options: Options, sizes: Sizes) -> Any:
-    """A block [b, h, l, s] of the scores, or of the weights where the rows' lse [b, h, l] is given; of q's library.
+def box(q: Any, k: Any, block: Block, row_sums: Array | None, options: Options, sizes: Sizes) -> Any:
+    """A block [b, h, l, s] of the scores, or of the weights where the rows' sums [2, b, h, l] are given (see `own`); of
+    q's library.
 
     Raises TraceError where a function cannot be compiled.
     """
@@ -139,11 +139,16 @@ def box(q: Any, k: Any, block: Block, lse: Array | None, options: Options, sizes
     problem, call, (q_rows, k_rows), alive = _problem(q, k, options, sizes)
     real = np.float64 if problem.dtype == "f64" else np.float32
     out = np.empty([x.stop - x.start for x in block], real)
-    if lse is not None:
-        lse = np.ascontiguousarray(np.where(np.isneginf(lse), 0, lse), real)
-    BoxPass(problem, call, block, lse, out).run(compiled.address(q_rows), compiled.address(k_rows))
+    BoxPass(problem, call, block, row_sums, out).run(compiled.address(q_rows), compiled.address(k_rows))
     del alive
     return like(out, q) if tensors else out
+
+
+def in_units_of(q: Any, k: Any, options: Options, sizes: Sizes) -> float:
+    """What the largest scores that `own` gives are to be multiplied by to be scores."""
+    from headwise.kernels.plan import scaled_at_once
+
+    return 1.0 if scaled_at_once(_problem(q, k, options, sizes)[0]) else options.scale
 
 
 def _learns(score_mod: Any) -> bool:

@@ -18,6 +18,7 @@ from headwise import tracing
 from headwise.backends import backward, compiled, compiled_backward
 from headwise.backends import torch as plain
 from headwise.backends.backward import Given
+from headwise.backends.row_sums import RowSums
 from headwise.backends.trees import Rule, evaluate
 from headwise.kernels import masking, trace
 from headwise.kernels.trace import SCORE, B, Captures, H, I, J
@@ -27,13 +28,17 @@ from headwise.shapes import Sizes
 Tensor = torch.Tensor
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L]."""
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes, sums: RowSums | None = None
+) -> tuple[Tensor, Tensor]:
+    """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L]; sums is filled in."""
     o = options
     again = Again(o, sizes)
     given = (q, k, v, o.bias, o.sinks, o.head_gate, *again.arrays)
     if not any(x is not None and x.requires_grad for x in given):
-        return compiled.attention(q, k, v, o, sizes)
+        return compiled.attention(q, k, v, o, sizes, sums=sums)
+    if sums is not None:
+        again.sums = sums
     out, lse = _Attention.apply(o, again, sizes, *given)  # type: ignore[no-untyped-call]
     return out, lse
 
@@ -46,7 +51,7 @@ class Again:
     """
 
     def __init__(self, options: Options, sizes: Sizes) -> None:
-        self.options, self.captures = options, Captures()
+        self.options, self.captures, self.sums = options, Captures(), RowSums()
         o = options
         leaves = (SCORE, B, H, I, J)
         self.score = None if o.score_mod is None else trace.trace(o.score_mod, leaves, self.captures)
@@ -80,7 +85,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, options: Options, again: Again, sizes: Sizes, *given: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.again, ctx.sizes = again, sizes
         q, k, v = given[:3]
-        out, lse = compiled.attention(q, k, v, options, sizes)
+        out, lse = compiled.attention(q, k, v, options, sizes, sums=again.sums)
         ctx.save_for_backward(out, lse, *given)
         return out, lse
 
@@ -109,7 +114,8 @@ def recomputed(
         with torch.no_grad(), torch.autocast(grads[0].device.type, enabled=False):
             o, trees = options.trees(given) if isinstance(options, Again) else (options(given), None)
             out, lse = (x.detach() for x in results)
-            by_kernels = compiled_backward.gradients(o, trees, sizes, given, (out, lse), grads, wanted)
+            sums = options.sums if isinstance(options, Again) else RowSums()
+            by_kernels = compiled_backward.gradients(o, trees, sizes, given, (out, lse), grads, wanted, sums)
             return by_kernels or backward.gradients(options, sizes, given, (out, lse), grads, wanted)
     with torch.enable_grad(), torch.autocast(grads[0].device.type, enabled=False):
         # A view each, so that one tensor given twice has two gradients; it keeps what forward mode and torch.func know.

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from headwise.arrays import is_jax, to_numpy
 from headwise.backends import choose
 from headwise.backends.packing import has_function, pack, unpack
+from headwise.backends.row_sums import RowSums
 from headwise.scores import Options, modified, take_bias
 from headwise.shapes import Sizes
 
@@ -133,11 +134,13 @@ def takes(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> str |
     return None
 
 
-def by_kernels(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> tuple[Array, Array]:
-    """As `attention`, by the compiled kernels."""
+def by_kernels(
+    q: Array, k: Array, v: Array, options: Options, sizes: Sizes, sums: RowSums | None = None
+) -> tuple[Array, Array]:
+    """As `attention`, by the compiled kernels; sums stays empty where a transformation is at work."""
     o = options
     if not any(map(_traced, _given(q, k, v, o))):
-        out, lse = choose.attention("compiled", np.asarray(q), np.asarray(k), np.asarray(v), on_numpy(o), sizes)
+        out, lse = choose.attention("compiled", np.asarray(q), np.asarray(k), np.asarray(v), on_numpy(o), sizes, sums)
         return _placed(out, q), _placed(lse, q)
     arrays: list[Any] = []
     numbers: list[int] = []
@@ -157,7 +160,9 @@ class Rest(NamedTuple):
     def options(self, others: Sequence[Any], arrays: list[Any]) -> Options:
         bias, sinks, gate = others
         mask = unpack(self.rule, arrays, list(self.numbers)) if self.rule else None
-        return Options(scale=self.scale, mask=mask, bias=bias, softcap=self.softcap, sinks=sinks, head_gate=gate)
+        return Options(
+            scale=self.scale, mask=mask, bias=bias, softcap=self.softcap, sinks=sinks, head_gate=gate
+        )
 
 
 @functools.lru_cache(1024)

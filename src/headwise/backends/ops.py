@@ -16,6 +16,7 @@ import torch
 
 from headwise.backends import backward, choose, gradients
 from headwise.backends.packing import has_function, pack, unpack
+from headwise.backends.row_sums import RowSums
 from headwise.scores import Options
 from headwise.shapes import Sizes
 from headwise.tracing import differentiated
@@ -37,9 +38,11 @@ def takes(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
     return "torch.func or forward mode asks for derivatives" if any(map(differentiated, tensors)) else None
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes) -> tuple[Tensor, Tensor]:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes, sums: RowSums | None = None
+) -> tuple[Tensor, Tensor]:
     """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L], as one node of a
-    graph.
+    graph. sums stays empty: a graph's node gives tensors and nothing beside them.
     """
     o = options
     arrays: list[Any] = []

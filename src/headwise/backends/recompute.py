@@ -1,45 +1,58 @@
-"""Weights made again from q, k and the log-sum-exp of each row: A = exp(s - lse), any box or any places of them."""
+"""Weights made again from q and k: any box or any places of them, with softmax's own accuracy.
+
+Whoever divides by a row's sum must have made the scores in that sum by the same arithmetic: scores of thousands are
+rounded by thousandths, and otherwise by whoever computes them. So the kernels go by what the kernels' forward left
+behind (`RowSums`), or find it in a pass of their own; all others go by the whole rows that they have made themselves.
+"""
 
 from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from headwise.arrays import is_torch, known, like, to_numpy
-from headwise.backends import compiled_reads
+from headwise.arrays import is_torch, like, to_numpy
+from headwise.backends import compiled, compiled_reads
 from headwise.backends.blocks import VALUES, Block
+from headwise.backends.row_sums import RowSums
 from headwise.kernels.trace import TraceError
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
-LSE_ROUNDING = 2.0**-12  # where lse is rounded by more than this, weights are made from their whole row
 POINT_VALUES = 1 << 22  # values of q (and of k) gathered at a time for single places
+ONE_IN = 8  # a head's rows are summed together, a row is made whole, where one in so many of its parts is asked for
 
 
 class Own(NamedTuple):
-    """The largest score of rows [b, h, l], sinks included, and the sum of exp(s - top): lse in two parts."""
+    """The largest score of rows [b, h, l], sinks included, and the sum of exp(s - that)."""
 
     top: Any
     total: Any
 
 
 class Shown(NamedTuple):
-    """Weights and scores [b, h, l, s] of whole rows; the sink's share of each [b, h, l] and that share's logarithm."""
+    """Weights and scores [b, h, l, s] of whole rows; the rows' own log-sum-exp, the sink's share of each and that
+    share's logarithm, [b, h, l].
+    """
 
     weights: np.ndarray
     scores: np.ndarray
+    lse: np.ndarray
     sinks: tuple[np.ndarray, np.ndarray] | None
 
 
 class Recompute:
-    """q [B, H, L, D], k [B, Hkv, S, D] and lse [B, H, L] of one call, and what happened to its scores."""
+    """q [B, H, L, D], k [B, Hkv, S, D] and lse [B, H, L] of one call, what happened to its scores, and what the
+    kernels' forward left of each row.
+    """
 
-    def __init__(self, q: Any, k: Any, lse: Any, options: Options, sizes: Sizes) -> None:
-        self.q, self.k, self.lse, self.options, self.sizes = q, k, lse, options, sizes
-        self._found: dict[str, np.ndarray | None] = {}
+    def __init__(self, q: Any, k: Any, lse: Any, options: Options, sizes: Sizes, sums: RowSums) -> None:
+        self.q, self.k, self.lse, self.options, self.sizes, self.sums = q, k, lse, options, sizes, sums
+        self._found: np.ndarray | None = None  # [2, B, H, L], as `RowSums`, of the heads that are in _known
+        self._known: set[tuple[int, int]] = set()
 
     def _backend(self) -> Any:
         if is_torch(self.q):
@@ -48,156 +61,220 @@ class Recompute:
             from headwise.backends import plain as backend  # type: ignore[no-redef]
         return backend
 
+    # what the kernels divide by
+
+    def row_sums(self, b: slice, h: slice) -> np.ndarray:
+        """[2, b, h, L], as the kernels' forward left it; else found in a pass now, and kept.
+
+        Raises TraceError where a function cannot be compiled.
+        """
+        if self._given():
+            return to_numpy(self.sums.values)[:, b, h]
+        if self._found is None:
+            sizes = self.sizes
+            self._found = np.zeros((2, sizes.B, sizes.H, sizes.L), to_numpy(self.lse[:0]).dtype)
+        heads = set(itertools.product(range(b.start, b.stop), range(h.start, h.stop)))
+        if not heads <= self._known:
+            chosen = range(b.start, b.stop), range(h.start, h.stop)
+            self._found[:, b, h] = compiled_reads.own(self.q, self.k, self.options, self.sizes, chosen)
+            self._known |= heads
+        return self._found[:, b, h]
+
+    def _given(self) -> bool:
+        return self.sums.values is not None and self.sums.by == compiled.arithmetic()
+
+    def _at_hand(self, b: slice, h: slice) -> bool:
+        heads = itertools.product(range(b.start, b.stop), range(h.start, h.stop))
+        return self._given() or all(x in self._known for x in heads)
+
+    # boxes
+
     def box(self, block: Block, weights: bool) -> Any:
         """A box [b, h, l, s] of the weights, or of the scores, in q's library; differentiable where q is."""
-        if weights and self.far(block[:3]) is not None:
-            return self._far_box(block)
         found = self._by_kernel(block, weights)
-        return self.product(block, weights) if found is None else found
+        if found is not None:
+            return found
+        if not weights:
+            return self.product(block)
+        if self._learns() and (block.j.start, block.j.stop) != (0, self.sizes.S):
+            return self._learning_box(block)
+        return self._cat([self.spread(s, place.h)[0][..., block.j] for place, s in self._whole_rows(block)], 2)
 
     def _by_kernel(self, block: Block, weights: bool) -> Any:
-        """The same by a compiled kernel; None where it cannot, or where it does not pay."""
-        if int(np.prod([x.stop - x.start for x in block])) < compiled_reads.SMALL:
+        """The same by a compiled kernel; None where it cannot, or where it does not pay: NumPy is done sooner with a
+        few whole rows, and where a row's sum is not known yet a few rows are made whole.
+        """
+        b, h, i, j = block
+        rows = (b.stop - b.start) * (h.stop - h.start) * (i.stop - i.start)
+        if rows * (self.sizes.S if weights else j.stop - j.start) < compiled_reads.SMALL:
+            return None
+        if weights and not (self._at_hand(b, h) or (i.stop - i.start) * ONE_IN >= self.sizes.L):
             return None
         args = self.options, self.sizes
         if compiled_reads.box_reason(self.q, self.k, self.lse, *args) is not None:
             return None
         try:
-            return compiled_reads.box(self.q, self.k, block, to_numpy(self.lse)[block[:3]] if weights else None, *args)
+            sums = self.row_sums(b, h)[..., i] if weights else None
+            return compiled_reads.box(self.q, self.k, block, sums, *args)
         except TraceError:
             return None
 
-    def product(self, block: Block, weights: bool) -> Any:
-        """The same by matrix products of q's library (of rows that are not far): whole groups together, a cut group by
-        itself.
+    def _whole_rows(self, block: Block) -> Iterator[tuple[Block, Any]]:
+        """A box's rows with all keys, some at a time, and their scores."""
+        heads = (block.b.stop - block.b.start) * (block.h.stop - block.h.start)
+        some = max(1, VALUES // max(1, self.sizes.S * heads))
+        for i in range(block.i.start, block.i.stop, some):
+            place = block._replace(i=slice(i, min(i + some, block.i.stop)), j=slice(0, self.sizes.S))
+            yield place, self.box(place, weights=False)
+
+    def _learns(self) -> bool:
+        return is_torch(self.q) and self.lse.requires_grad and sys.modules["torch"].is_grad_enabled()
+
+    def _learning_box(self, block: Block) -> Any:
+        """A box of some keys' weights that gradients pass, without a graph of whole rows: lse carries what comes
+        through their sums.
         """
+        torch = sys.modules["torch"]
+        with torch.no_grad():
+            own = [self.spread(s, place.h)[1] for place, s in self._whole_rows(block)]
+            top, total = (torch.cat(x, 2)[..., None] for x in zip(*own, strict=True))
+        return self._weights(self.product(block), top, total, self.lse[block[:3]][..., None])
+
+    def _weights(self, s: Any, top: Any, total: Any, lse: Any) -> Any:
+        """exp(s - top) / total, 0 where s is -inf; of tensors with the gradient of exp(s - lse)."""
+        if not is_torch(s):
+            p = np.exp(np.minimum(s - top, 0)) / np.where(total == 0, 1, total)
+            return np.where(s == -np.inf, p.dtype.type(0), p)
+        torch = sys.modules["torch"]
+        x = (s - top).clamp_max(0)
+        if self._learns():
+            x = x + (lse.detach() - lse)
+        p = torch.exp(torch.where(s == -torch.inf, s, x)) / torch.where(total == 0, 1.0, total)
+        return torch.where(s == -torch.inf, 0.0, p)
+
+    def product(self, block: Block) -> Any:
+        """A box of the scores by matrix products of q's library: whole groups together, a cut group by itself."""
         group = self.sizes.group
         start, stop = block.h.start, block.h.stop
         one_group = start // group == (stop - 1) // group
         if one_group or (start % group == 0 and stop % group == 0):
-            s = self._backend().score_block(self.q, self.k, block, self.options, self.sizes)
-            return self._exp(s, block[:3], (..., None)) if weights else s
+            return self._backend().score_block(self.q, self.k, block, self.options, self.sizes)
         cuts = sorted({start, *range(-(-start // group) * group, stop, group), stop})
-        parts = [self.product(block._replace(h=slice(*cut)), weights) for cut in itertools.pairwise(cuts)]
-        return sys.modules["torch"].cat(parts, 1) if is_torch(self.q) else np.concatenate(parts, 1)
+        return self._cat([self.product(block._replace(h=slice(*cut))) for cut in itertools.pairwise(cuts)], 1)
+
+    def _cat(self, parts: list[Any], axis: int) -> Any:
+        if len(parts) == 1:
+            return parts[0]
+        return sys.modules["torch"].cat(parts, axis) if is_torch(self.q) else np.concatenate(parts, axis)
+
+    def spread(self, s: Any, h: slice) -> tuple[Any, Own]:
+        """Weights from the scores [b, h, l, s] of whole rows of the heads h, and what the rows come to."""
+        sinks = self.options.sinks
+        sink = None if sinks is None else like(sinks, s)[h, None]  # [h, 1]
+        return _spread_tensor(s, sink) if is_torch(s) else _spread_array(s, sink)
+
+    # single places
 
     def points(self, at: list[np.ndarray], weights: bool) -> Any:
-        """Single places b, h, i, j, some at a time so that the gathered rows of q and k stay small."""
+        """Single places b, h, i, j; of weights, those that make up much of a row are cut from it."""
+        at = [np.ravel(x) for x in at]
+        if not weights:
+            return self._gathered(at, None)
+        shape = self.sizes.B, self.sizes.H, self.sizes.L
+        rows, row, count = np.unique(np.ravel_multi_index(at[:3], shape), return_inverse=True, return_counts=True)
+        heads = np.unique(rows // self.sizes.L)
+        sums = None
+        if all(self._at_hand(*self._head(x)) for x in heads):
+            sums = self.row_sums(slice(0, shape[0]), slice(0, shape[1]))
+        whole = count * ONE_IN >= self.sizes.S
+        if sums is None or len(rows) * self.sizes.S < compiled_reads.SMALL:
+            whole[:] = True
+        parts, order = [], []
+        if not whole.all() and sums is not None:
+            order.append(np.flatnonzero(~whole[row]))
+            parts.append(self._gathered([x[order[-1]] for x in at], sums))
+        for places, values in self._cut_from_rows(at, np.flatnonzero(whole[row])):
+            order.append(places)
+            parts.append(values)
+        back = np.argsort(np.concatenate(order), kind="stable")
+        return self._cat(parts, 0)[self._index(back)]
+
+    def _head(self, number: int) -> tuple[slice, slice]:
+        b, h = divmod(int(number), self.sizes.H)
+        return slice(b, b + 1), slice(h, h + 1)
+
+    def _cut_from_rows(self, at: list[np.ndarray], which: np.ndarray) -> Iterator[tuple[np.ndarray, Any]]:
+        """Those of the places that are in `which`, some rows of one head at a time: which these are, and their
+        weights.
+        """
+        sizes, some = self.sizes, max(1, VALUES // self.sizes.S)
+        head = at[0][which] * sizes.H + at[1][which]
+        order = np.lexsort((at[2][which], head))
+        which, head = which[order], head[order]
+        row = at[2][which]
+        # a new box where the head changes, a row is far from the last one, or it would be too long
+        new = np.flatnonzero((np.diff(head) != 0) | (np.diff(row) > ONE_IN) | (np.diff(row // some) != 0)) + 1
+        for places in np.split(which, new) if len(which) else ():
+            i = at[2][places]
+            first, stop = int(i[0]), int(i[-1]) + 1
+            one = self._head(at[0][places[0]] * sizes.H + at[1][places[0]])
+            A = self.box(Block(*one, slice(first, stop), slice(0, sizes.S)), weights=True)[0, 0]
+            yield places, A[self._index(i - first), self._index(at[3][places])]
+
+    def _gathered(self, at: list[np.ndarray], sums: np.ndarray | None) -> Any:
+        """Scores at single places, or weights where their rows' sums [2, B, H, L] are given; some at a time so that the
+        gathered rows of q and k stay small.
+        """
+        scale = None if sums is None else compiled_reads.in_units_of(self.q, self.k, self.options, self.sizes)
         some, parts = max(1, POINT_VALUES // self.sizes.D), []
         for n in range(0, at[0].size, some):
-            here = [x.flat[n : n + some] for x in at]
+            here = [x[n : n + some] for x in at]
             b, h, i, j = (self._index(x) for x in here)
             s = self._backend().score_points(self.q, self.k, (b, h, i, j), self.options, self.sizes)
-            parts.append(self._far_points(self._exp(s, (b, h, i), ()), here) if weights else s)
-        return sys.modules["torch"].cat(parts) if is_torch(self.q) else np.concatenate(parts)
+            if sums is not None:
+                top, total = (x[here[0], here[1], here[2]] for x in sums)
+                top = (top * np.float64(scale)).astype(total.dtype)
+                s = self._weights(s, like(top, s), like(total, s), self.lse[b, h, i])
+            parts.append(s)
+        return self._cat(parts, 0)
+
+    def _index(self, x: np.ndarray) -> Any:
+        return like(x, self.q) if is_torch(self.q) else x
+
+    # whole rows
 
     def block(self, block: Block, chosen: tuple[range, range]) -> Shown:
         """Weights, scores and sinks, as NumPy, of a block of whole rows counted within the chosen entries and heads."""
-        block = within(block, chosen)
-        return self._shown(to_numpy(self.product(block, weights=False)), block)
+        place = within(block, chosen)
+        s = to_numpy(self.product(place))
+        with np.errstate(all="ignore"):
+            A, own = self.spread(s, place.h)
+            return Shown(A, s, _lse(own), self.sinks(place.h, own))
 
     def shown(self, block: Block, chosen: tuple[range, range]) -> Shown:
         """The same, as a slice of the weights shows them."""
         place = within(block, chosen)
-        s = self._by_kernel(place, False)
-        if s is None or self.far(place[:3]) is not None:
-            return self.block(block, chosen) if s is None else self._shown(to_numpy(s), place)
         A = self._by_kernel(place, True)
-        return self.block(block, chosen) if A is None else Shown(to_numpy(A), to_numpy(s), self.sinks(place[:3], None))
-
-    def _shown(self, s: np.ndarray, place: Block) -> Shown:
+        s = None if A is None else self._by_kernel(place, False)
+        if s is None:
+            return self.block(block, chosen)
+        own = Own(*self.row_sums(*place[:2])[..., place.i])
+        scale = compiled_reads.in_units_of(self.q, self.k, self.options, self.sizes)
         with np.errstate(all="ignore"):
-            A, own = self.spread(s, place[:3])
-            return Shown(A, s, self.sinks(place[:3], own))
+            lse = _lse(own._replace(top=own.top * scale))
+            return Shown(to_numpy(A), to_numpy(s), lse, self.sinks(place.h, own))
 
-    def rows(self, at: tuple[slice, ...], own: Own | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """lse and what it lacks (None where that is nothing), [b, h, l]; own: what far rows come to."""
-        lse = to_numpy(self.lse)[at]
-        far = None if own is None else self.far(at)
-        if own is None or far is None:
-            return lse, None
-        with np.errstate(all="ignore"):
-            return np.where(far, to_numpy(own.top), lse), np.where(far, np.log(to_numpy(own.total)), 0.0)
-
-    def sinks(self, at: tuple[slice, ...], own: Own | None) -> tuple[np.ndarray, np.ndarray] | None:
-        """The sink's share of each row [b, h, l] and that share's logarithm; own: what far rows come to."""
+    def sinks(self, h: slice, own: Own) -> tuple[np.ndarray, np.ndarray] | None:
+        """The sink's share of each row [b, h, l] of the heads h and that share's logarithm; own: what the rows come
+        to.
+        """
         if self.options.sinks is None:
             return None
-        sinks = to_numpy(self.options.sinks)[at[1], None].astype(np.float64)
-        lse, rest = self.rows(at, own)
-        lse = lse.astype(np.float64)
-        log = sinks - np.where(np.isneginf(lse), 0.0, lse) - (0.0 if rest is None else rest)  # [b, h, l]
-        return np.exp(log), log
-
-    def far(self, at: tuple[slice, ...]) -> np.ndarray | None:
-        """Which of some rows [b, h, l] have an lse whose rounding would show in their weights; None where none has.
-
-        lse and scores near 1e6 are rounded by several hundredths, and differently by whoever computes them; near -1e30,
-        as a bias with finfo.min in it makes them, exp(s - lse) would be 1 for each. The weights of such rows are made
-        from all scores of the row, as the one who asks has them, so that they sum to 1.
-        """
-        if "far" not in self._found:
-            self._found["far"] = self._find_far()
-        far = self._found["far"]
-        return far[at] if far is not None and far[at].any() else None
-
-    def _find_far(self) -> np.ndarray | None:
-        lse = known(self.lse.detach().cpu() if is_torch(self.lse) else self.lse)
-        if lse is None:
-            return None
+        sinks = to_numpy(self.options.sinks)[h, None].astype(np.float64)
+        top, total = (to_numpy(x).astype(np.float64) for x in own)
         with np.errstate(all="ignore"):
-            far: np.ndarray = np.isfinite(lse) & (np.abs(lse) * np.finfo(lse.dtype).eps > LSE_ROUNDING)
-        return far if far.any() else None
-
-    def spread(self, s: Any, rows: tuple[slice, ...]) -> tuple[Any, Own | None]:
-        """Weights from the scores [b, h, l, s] of whole rows, and what far rows among them come to."""
-        A, far = self._exp(s, rows, (..., None)), self.far(rows)
-        if far is None:
-            return A, None
-        sinks = self.options.sinks
-        sink = None if sinks is None else like(sinks, s)[rows[1], None, None]  # [h, 1, 1]
-        spread = _spread_tensor if is_torch(s) else _spread_array
-        return spread(A, s, sink, like(far, s)[..., None])
-
-    def _far_box(self, block: Block) -> Any:
-        """A box of weights some of whose rows are far: their whole rows, some at a time, cut."""
-        some = max(1, VALUES // (self.sizes.S * (block.b.stop - block.b.start) * (block.h.stop - block.h.start)))
-        parts = []
-        for i in range(block.i.start, block.i.stop, some):
-            place = block._replace(i=slice(i, min(i + some, block.i.stop)), j=slice(0, self.sizes.S))
-            parts.append(self.spread(self.box(place, weights=False), place[:3])[0][..., block.j])
-        return sys.modules["torch"].cat(parts, 2) if is_torch(self.q) else np.concatenate(parts, 2)
-
-    def _far_points(self, values: Any, at: list[np.ndarray]) -> Any:
-        """Weights at single places, those in far rows taken from their rows' boxes."""
-        far = self.far((slice(None),) * 3)
-        if far is None:
-            return values
-        there = far[tuple(at[:3])]
-        if not there.any():
-            return values
-        values = values.clone() if is_torch(values) else values
-        order = np.flatnonzero(there)
-        row = np.ravel_multi_index([x[order] for x in at[:3]], far.shape)
-        order = order[np.argsort(row, kind="stable")]
-        row.sort()
-        for places in np.split(order, np.flatnonzero(np.diff(row)) + 1):
-            b, h, i = (slice(int(x[places[0]]), int(x[places[0]]) + 1) for x in at[:3])
-            A = self._far_box(Block(b, h, i, slice(0, self.sizes.S)))[0, 0, 0]
-            values[self._index(places)] = A[self._index(at[3][places])]
-        return values
-
-    def _exp(self, s: Any, rows: tuple[Any, ...], widen: tuple[Any, ...]) -> Any:
-        """Weights from scores: exp(s - lse), and zero where s is -inf, whatever the row's lse."""
-        lse = self.lse[rows][widen]
-        if is_torch(s):
-            torch = sys.modules["torch"]
-            return torch.exp(torch.where(s == -torch.inf, s, s - lse))
-        lse = to_numpy(lse)
-        return np.exp(s - lse if np.isfinite(lse).all() else np.where(s == -np.inf, s, s - lse))
-
-    def _index(self, x: np.ndarray) -> Any:
-        return like(x, self.q) if is_torch(self.q) else x
+            log = np.where(total == 0, -np.inf, sinks - top - np.log(total))
+            return np.exp(log), log
 
 
 def within(block: Block, chosen: tuple[range, range]) -> Block:
@@ -206,24 +283,40 @@ def within(block: Block, chosen: tuple[range, range]) -> Block:
     return block._replace(b=b, h=h)
 
 
-def _spread_array(A: np.ndarray, s: np.ndarray, sink: Any, far: np.ndarray) -> tuple[np.ndarray, Own]:
-    """A [b, h, l, s] with the softmax of s and sink [h, 1, 1] in the rows far [b, h, l, 1]; the softmax's sums."""
-    s = np.where(far, s, s.dtype.type(0))
+def _lse(own: Own) -> np.ndarray:
+    top, total = (x.astype(np.float64) for x in own)
+    lse: np.ndarray = np.where(total == 0, -np.inf, top + np.log(total))
+    return lse
+
+
+def _spread_array(s: np.ndarray, sink: np.ndarray | None) -> tuple[np.ndarray, Own]:
+    """The softmax of s [b, h, l, s] and sink [h, 1] without the sink's share, 0 where s is -inf; its sums."""
+    top = s.max(3, initial=-np.inf)
     if sink is not None:
-        s = np.concatenate((s, np.broadcast_to(sink.astype(s.dtype), (*s.shape[:3], 1))), 3)
-    top = s.max(3, keepdims=True)
-    p = np.exp(s - top)
-    total = p.sum(3, keepdims=True)
-    return np.where(far, (p / total)[..., : A.shape[3]], A), Own(top[..., 0], total[..., 0])
+        sink = sink.astype(s.dtype)
+        top = np.maximum(top, sink)
+    top = np.where(top == -np.inf, s.dtype.type(0), top)
+    A = np.exp(s - top[..., None])
+    total = A.sum(3)
+    if sink is not None:
+        total = total + np.exp(sink - top)
+    A /= np.where(total == 0, s.dtype.type(1), total)[..., None]
+    if np.isnan(total).any():
+        A[s == -np.inf] = 0
+    return A, Own(top, total)
 
 
-def _spread_tensor(A: Any, s: Any, sink: Any, far: Any) -> tuple[Any, Own]:
-    """The same on tensors; the gradient is that of exp(s - lse), for lse is made of the same scores."""
+def _spread_tensor(s: Any, sink: Any) -> tuple[Any, Own]:
+    """The same on tensors."""
     torch = sys.modules["torch"]
-    s = torch.where(far, s, 0.0)
+    top = s.detach().amax(3) if s.shape[3] else s.detach().sum(3) - torch.inf
     if sink is not None:
-        s = torch.cat((s, sink.to(s.dtype).expand(*s.shape[:3], 1)), 3)
-    top = s.detach().amax(3, keepdim=True)
-    p = torch.exp(s - top)
-    total = p.sum(3, keepdim=True)
-    return torch.where(far, (p / total)[..., : A.shape[3]], A), Own(top[..., 0], total[..., 0])
+        sink = sink.to(s.dtype)
+        top = torch.maximum(top, sink.detach())
+    top = torch.where(top == -torch.inf, 0.0, top)
+    p = torch.exp(s - top[..., None])
+    total = p.sum(3)
+    if sink is not None:
+        total = total + torch.exp(sink - top)
+    A = torch.where(s == -torch.inf, 0.0, p / torch.where(total == 0, 1.0, total)[..., None])
+    return A, Own(top, total)

@@ -34,7 +34,7 @@ def read(
     for n, block in enumerate(cut):
         if progress is not None:
             progress(n, len(cut))
-        one.block(block, source.product(within(block, chosen), weights=False))
+        one.block(block, source.product(within(block, chosen)))
     one.means()
     if progress is not None:
         progress(len(cut), len(cut))
@@ -47,10 +47,7 @@ class _Pass:
         B, H, L, S = len(chosen[0]), len(chosen[1]), sizes.L, sizes.S
         self.ask, self.device, self.L, self.S = ask, source.lse.device, L, S
         self.wide = torch.float32 if self.device.type in NARROW else torch.float64
-        b, h = (slice(x.start, x.stop) for x in chosen)
         self.source, self.chosen = source, chosen
-        sinks = source.sinks((b, h, slice(None)), None)
-        self.sinks = None if sinks is None else tuple(self.on_device(x) for x in sinks)
         self.norms = None if ask.norms is None else self.on_device(ask.norms)
         at = torch.tensor(np.reshape(np.asarray(offset, np.int64), (-1, 1)), device=self.device)
         self.position = (at + torch.arange(L, device=self.device)).expand(B, L)
@@ -82,14 +79,10 @@ class _Pass:
     def block(self, block: Block, s: Tensor) -> None:
         b, h, i, j = block
         ask, result = self.ask, self.result
-        place = within(block, self.chosen)[:3]
-        A, own = self.source.spread(s, place)
-        if own is not None:
-            for whole, part in zip(self.sinks or (), self.source.sinks(place, own) or (), strict=True):
-                whole[b, h, i] = self.on_device(part)
+        A, own = self.source.spread(s, within(block, self.chosen).h)
         result.empty[b, h, i] = ~((s > -torch.inf) | torch.isnan(s)).any(3)
         if ask.entropy:
-            result.entropy[b, h, i] = self.entropy(A, block)
+            result.entropy[b, h, i] = self.entropy(A, self.source.sinks(within(block, self.chosen).h, own))
         if self.norms is not None:
             A = torch.where(A == 0, 0.0, A * self.norms[b, h, None, j].to(A.dtype))  # what is masked has no norm
         if ask.received:
@@ -109,12 +102,12 @@ class _Pass:
             if rows.numel() and columns.numel():
                 result.mass[b, h, p] += A[:, :, rows][..., columns].sum((2, 3), dtype=self.wide)
 
-    def entropy(self, A: Tensor, block: Block) -> Tensor:
+    def entropy(self, A: Tensor, sinks: tuple[np.ndarray, np.ndarray] | None) -> Tensor:
         """As `asked.entropies`."""
         log = torch.log(torch.where(A > 0, A, 1.0))
         mean, total = (A * log).sum(3, dtype=self.wide), A.sum(3, dtype=self.wide)
-        if self.sinks is not None:
-            share, log_share = (x[block[:3]] for x in self.sinks)
+        if sinks is not None:
+            share, log_share = map(self.on_device, sinks)
             mean = mean + torch.where(share > 0, share * torch.where(share > 0, log_share, 0.0), 0.0)
             total = total + share
         total = torch.where(total == 0, 1.0, total)

@@ -1,6 +1,8 @@
-"""Gradients of fused attention, from q, k, v, lse and the gradients of out and lse, over blocks of queries and keys:
+"""Gradients of fused attention, from q, k, v, each row's largest score M and sum W, and the gradients of out and lse,
+over blocks of queries and keys:
 
-    P = exp(s - lse)    dP = dout V^T    dS = P * (dP + share)    dV = P^T dout    dK = scale dS^T Q    dQ = scale dS K
+    P = exp(s - M) / W    dP = dout V^T        dS = P * (dP + share)
+    dV = P^T dout         dK = scale dS^T Q    dQ = scale dS K
 
 share [b, h, i] = dlse - sum_j P dP (Dao et al., 2022, appendix B.2). As in `forward` queries run along the lanes for S,
 dP and dQ; widths do for dV and dK.
@@ -11,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, span
-from headwise.kernels.forward import rows_in_registers
+from headwise.kernels.forward import rows_in_registers, weight_power
 from headwise.kernels.tile import PRECISE, Geometry, Machine, Pointer, Program, Value
 
 KB = 120  # keys in a block: whole tiles of 4, 6 or 8
@@ -33,7 +35,7 @@ class Backward(Program):
     name = "backward"
 
     def signature(self) -> list[tuple[str, str]]:
-        pointers = ("q", "k", "v", "dout", "lse", "share", "dq", "dk", "dv")
+        pointers = ("q", "k", "v", "dout", "M", "W", "share", "dq", "dk", "dv")
         integers = [
             "heads",
             "key_heads",
@@ -186,16 +188,17 @@ class _Program:
         return m.values(acc)
 
     def weights(self, block: Place, v: Pointer, nk: Value, row: Value) -> None:
-        """P := exp(s - lse), dS = P * (dP + share); what dropout takes away is missing in P afterwards and in dP."""
+        """P := exp(s - M) / W, dS = P * (dP + share); what dropout takes away is missing in P afterwards and in dP."""
         m, n = self.m, self.n
         lots = [self.dropout_row(block, u * n) for u in range(self.nv)] if self.s.dropout else None
         for j in m.range(0, nk, self.rows_at_once):
             found = self.products(v, self.A["v_l"], j, nk, self.Gt, self.s.Dv)
             for u in range(self.nv):
-                lse, share = (m.load(self.A[x] + (row + u * n)) for x in ("lse", "share"))
+                top, shrink, share = (m.load(self.A[x] + (row + u * n)) for x in ("M", "W", "share"))
                 for r in range(self.rows_at_once):
                     at = (j + r) * self.QB + u * n
-                    p, dp = m.exp2(m.fma(m.load(self.P + at), self.unit, -lse), PRECISE[m.real]), found[r][u]
+                    p = m.exp2(weight_power(m, m.load(self.P + at), top, self.unit), PRECISE[m.real]) * shrink
+                    dp = found[r][u]
                     thinned = p
                     if lots is not None:
                         kept = m.keep(lots[u], m.splat(block.j + j + r), m.splat(self.A["threshold"]))

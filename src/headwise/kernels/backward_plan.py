@@ -9,18 +9,18 @@ import numpy as np
 from headwise.kernels import llvm, masking
 from headwise.kernels.backward import KB, Backward, Layout
 from headwise.kernels.forward import block_width
-from headwise.kernels.plan import PIECES, Call, Problem, _elements, in_exponent
-from headwise.kernels.reads_plan import Job
-from headwise.kernels.tile import LOG2E, Geometry
+from headwise.kernels.plan import PIECES, Call, Problem, _elements, scaled_at_once
+from headwise.kernels.reads_plan import Job, shrunk, unit
+from headwise.kernels.tile import Geometry
 
 MOST = 8  # pieces of the keys, each with a dQ of its own
-NEVER = 1e30  # the lse of a row without weights: exp(s - lse) is 0
 
 
 class BackwardPass:
     """Gradients of one problem (f32 or f64): its program, its arguments, its tasks.
 
-    dout: its strides [b, h, l]; lse and share [B, H, L] contiguous, in the problem's dtype.
+    dout: its strides [b, h, l]; sums [2, B, H, L]: each row's largest score and the sum of exp(s - that), as `forward`
+    leaves them; share [B, H, L]; in the problem's dtype.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class BackwardPass:
         problem: Problem,
         call: Call,
         dout: tuple[int, ...],
-        lse: np.ndarray,
+        sums: np.ndarray,
         share: np.ndarray,
         geometry: Geometry | None = None,
     ) -> None:
@@ -36,7 +36,7 @@ class BackwardPass:
         self.geometry, self.call, self.sizes = geometry or llvm.chosen(), call, sizes
         n = self.geometry.lanes(problem.dtype)
         width = min(block_width(self.geometry), -(-sizes.L // n))
-        natural = rules.change is not None or not in_exponent(problem)
+        natural = scaled_at_once(problem)
         self.spec = Backward(
             problem.dtype, sizes.D, sizes.Dv, width, natural, rules.visible is not None, rules, problem.dropout
         )
@@ -51,23 +51,26 @@ class BackwardPass:
         chunks = max(1, min(-(-PIECES // (pairs * parts)), MOST, -(-sizes.S // (2 * KB))))
         chunk = -(-sizes.S // (chunks * KB)) * KB
         chunks = -(-sizes.S // chunk)
-        real = lse.dtype
+        real = share.dtype
         self.tasks, self.scratch = pairs * parts * chunks, self.spec.scratch(self.geometry)
         self.operations = 2 * sizes.B * sizes.H * sizes.L * sizes.S * (3 * sizes.D + 2 * sizes.Dv)
         self.dq = np.empty((chunks, sizes.B, sizes.H, sizes.L, sizes.D), real)
         self.dk = np.empty((sizes.B, sizes.Hkv, parts, sizes.S, layout.k_width), real)
         self.dv = np.empty((sizes.B, sizes.Hkv, parts, sizes.S, layout.v_width), real)
 
-        def padded(x: np.ndarray, rest: float) -> np.ndarray:
-            out = np.full((sizes.B, sizes.H, blocks * layout.QB), rest, real)
+        def padded(x: np.ndarray) -> np.ndarray:
+            out = np.zeros((sizes.B, sizes.H, blocks * layout.QB), real)
             out[..., : sizes.L] = x
             return out
+
+        top, weight = shrunk(sums)
 
         self.values: dict[str, Any] = {
             **{f"{x}_{axis}": s for x in "qkv" for axis, s in zip("bhl", _elements(problem, x), strict=False)},
             **{f"dout_{axis}": s for axis, s in zip("bhl", dout, strict=False)},
-            "lse": padded(np.where(np.isneginf(lse), NEVER, lse * LOG2E), NEVER),
-            "share": padded(share, 0.0),
+            "M": padded(top),
+            "W": padded(weight),
+            "share": padded(share),
             "dq": self.dq,
             "dk": self.dk,
             "dv": self.dv,
@@ -83,7 +86,7 @@ class BackwardPass:
             "chunk": chunk,
             "dq_chunk": self.dq[0].size,
             "scale": problem.scale,
-            "unit": LOG2E if natural else problem.scale * LOG2E,
+            "unit": unit(problem),
         }
         if self.spec.spans:
             i0 = np.arange(blocks) * layout.QB

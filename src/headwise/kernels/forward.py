@@ -44,6 +44,7 @@ class Forward(Program):
     def signature(self) -> list[tuple[str, str]]:
         pointers = [("q", self.dtype), ("k", self.dtype), ("v", self.dtype), ("out", self.dtype), ("lse", self.real)]
         pointers += [("spans", "i64"), ("sinks", self.sinks or "f32"), ("gate", self.gate or "f32")]
+        pointers += [("sums", self.real)]
         return [
             ("scratch", "*scratch"),
             *((x, f"*{kind}") for x, kind in pointers),
@@ -68,7 +69,7 @@ class Forward(Program):
 INTEGERS = (
     *("heads", "group", "queries", "keys", "first", "blocks", "blocks_a_task", "seed", "threshold"),
     *(f"{x}_{axis}" for x in "qkvo" for axis in "bhl"),
-    *("lse_b", "lse_h", "spans_b", "gate_b"),
+    *("lse_b", "lse_h", "spans_b", "gate_b", "sums_next"),
 )
 
 
@@ -482,7 +483,9 @@ class _Program:
         return m.bits(m.select(odd, words & m.splat(m.scalar(-65536)), words << 16))
 
     def store_output(self, b: Value, h: Value, i0: Value, nq: Value, at: dict[str, Pointer]) -> None:
-        """out[i, d] = O[d, i] / W[i]; lse[i] = log W[i] + M[i]; 0 and -inf where no key was seen."""
+        """out[i, d] = O[d, i] / W[i]; lse[i] = log W[i] + M[i]; 0 and -inf where no key was seen. M and W themselves
+        where they are asked for.
+        """
         m, n, A, s = self.m, self.n, self.A, self.s
         o = A["out"] + (b * A["o_b"] + h * A["o_h"] + i0 * A["o_l"])
         factor = m.splat(A["factor"])
@@ -498,7 +501,23 @@ class _Program:
                     m.store(rows[lane], o + (m.min(nq - 1, v * n + lane) * A["o_l"] + d), part)
             if s.lse:
                 log = m.fma(m.load(at["M"] + v * n), m.splat(A["natural"]), m.log(weight))
-                m.store(m.select(weight == self.zero, -m.splat(float("inf")), log), self.line)
-                here = A["lse"] + (b * A["lse_b"] + h * A["lse_h"] + i0 + v * n)
-                for lane in m.range(0, m.min(n, nq - v * n)):
-                    m.put(m.get(self.line + lane), here + lane)
+                here = b * A["lse_b"] + h * A["lse_h"] + i0 + v * n
+                self.put(m.select(weight == self.zero, -m.splat(float("inf")), log), A["lse"] + here, nq - v * n)
+                for _ in m.when(A["sums_next"] > 0):
+                    self.put(m.load(at["M"] + v * n), A["sums"] + here, nq - v * n)
+                    self.put(weight, A["sums"] + (here + A["sums_next"]), nq - v * n)
+
+    def put(self, x: Value, out: Pointer, count: Value) -> None:
+        """The first `count` numbers of a vector."""
+        m = self.m
+        m.store(x, self.line)
+        for lane in m.range(0, m.min(self.n, count)):
+            m.put(m.get(self.line + lane), out + lane)
+
+
+def weight_power(m: Machine, score: Value, most: Value, unit: Value) -> Value:
+    """The power of 2 that exp(score - most) is: 0 at most, also in lanes past the last query, and where q or k was
+    changed since the largest score was found.
+    """
+    x, zero = (score - most) * unit, m.splat(0.0)
+    return m.select(x > zero, zero, x)

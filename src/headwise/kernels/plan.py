@@ -60,6 +60,8 @@ class Call:
     factor: float = 1.0
     threshold: int = 0
     seed: int = 0
+    sums: int = 0  # where each row's largest score goes, and so many numbers on (0: not asked for) its sum
+    sums_next: int = 0
 
 
 PLAIN = Call()
@@ -88,12 +90,13 @@ class Plan:
         self.sizes = sizes
         self.geometry = llvm.chosen()
         self.operations = 2 * sizes.B * sizes.H * sizes.L * max(sizes.S, 1) * (sizes.D + sizes.Dv)
-        natural = bool(problem.rules.change or problem.sinks) or not in_exponent(problem)
+        natural = scaled_at_once(problem)
         self.masked = problem.rules.visible is not None
         self.partial = 0  # numbers that a decoding step's pieces leave behind
         common = Common(problem, natural, self.geometry)
-        self.steps = decoding(common) if decodes(sizes) else [forwarding(common)]
-        if decodes(sizes):
+        self.in_blocks = not decodes(sizes)  # by `forward`, which leaves each row's sums behind where it is asked
+        self.steps = [forwarding(common)] if self.in_blocks else decoding(common)
+        if not self.in_blocks:
             self.partial = common.values["chunks"] * sizes.B * sizes.Hkv * common.values["piece"]
         self.scratch = max(-(-x.scratch // 64) * 64 for step in self.steps for x in step)
 
@@ -147,12 +150,14 @@ class Plan:
         return found
 
 
-def in_exponent(problem: Problem) -> bool:
-    """Whether the scale may be left to the exponential. A hidden score is -inf before: it needs a positive factor, and
-    one that is neither 0 nor infinite once it is rounded to the kernel's numbers.
+def scaled_at_once(problem: Problem) -> bool:
+    """Whether scores are multiplied by scale when they are made, else inside the exponential: alike for all programs,
+    so that one finds the scores again that another made. A hidden score is -inf before the exponential: it needs a
+    positive factor, and one that is neither 0 nor infinite once it is rounded to the kernel's numbers.
     """
     real = np.finfo(np.float64 if problem.dtype == "f64" else np.float32)
-    return float(real.tiny) <= problem.scale and problem.scale * LOG2E <= float(real.max)
+    in_exponent = float(real.tiny) <= problem.scale and problem.scale * LOG2E <= float(real.max)
+    return bool(problem.rules.change or problem.sinks) or not in_exponent
 
 
 def _elements(problem: Problem, name: str) -> list[int]:
@@ -267,7 +272,7 @@ def decoding(c: Common) -> list[list[Launch]]:
 
 
 def _fill(arguments: array[int], slots: dict[str, int], call: Call) -> None:
-    for name in ("sinks", "gate", "seed", "threshold"):
+    for name in ("sinks", "gate", "seed", "threshold", "sums", "sums_next"):
         if name in slots:
             arguments[slots[name]] = getattr(call, name)
     if "factor" in slots:

@@ -1,22 +1,23 @@
-"""Reads: a second pass over q, k and lse that makes the weights again, block by block, and sums them up as asked.
+"""Reads: a second pass over q and k that makes the weights again, block by block, and sums them up as asked.
 
 Letters: B H L S D as everywhere; n lanes, QB = n * width queries in a block, KB keys in a block. Queries lie along the
-lanes, as in `forward`: S^T = K Q^T, then P = exp(S - lse) in its place, and each read looks at P. Sums over more than
-one block are made in f64. A task is a *chunk* of a head's queries and writes where no other task does; the chunks' sums
-are put together afterwards, in their order, so that the bits are the same on any number of threads.
+lanes, as in `forward`: S^T = K Q^T, bit for bit what was made there; then P = exp(S - M) / W in its place, from each
+row's largest score M and the sum W that belongs to it, and each read looks at P. Sums over more than one block are made
+in f64. A task is a *chunk* of a head's queries and writes where no other task does; the chunks' sums are put together
+afterwards, in their order, so that the bits are the same on any number of threads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, span
-from headwise.kernels.forward import KB, rows_in_registers
+from headwise.kernels.forward import KB, rows_in_registers, weight_power
 from headwise.kernels.reads_sums import Summing, Task
-from headwise.kernels.tile import KINDS, LOG2E, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
+from headwise.kernels.tile import KINDS, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
 
-MOST = {"f32": 87.0, "f64": 708.0}  # a weight's logarithm beyond which it would leave the numbers
-LEAST = {"f32": -100.0, "f64": -800.0}  # and below which it is 0
+LEAST = {"f32": -150.0, "f64": -1100.0}  # a weight's logarithm to base 2 below which it is 0
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class Reads(Program):
     dtype: str  # of q and k: f32 f64 bf16 f16
     D: int
     width: int  # vectors of queries in a block
+    natural: bool  # scores are multiplied by scale when they are made, as in `forward`; otherwise in the exponential
     spans: bool  # a table says which keys each block of queries sees
     rules: Rules = NO_RULES
-    # Of each row, in f64: total = sum P, mean = sum P log P, far = sum P' |position - j|, seen > 0 where there is a key
-    # to attend to. P' is P times the key's norm where there are norms; every other read is of P'.
+    # Of each row, in f64: total = sum P, mean = sum P log2(P W), far = sum P' |position - j|, seen > 0 where there is a
+    # key to attend to. P' is P times the key's norm where there are norms; every other read is of P'.
     rows: tuple[str, ...] = ()
     columns: bool = False  # sum of P' over the queries, for each key
     diagonals: bool = False  # sum of P' along each diagonal
@@ -37,9 +39,8 @@ class Reads(Program):
     mass: bool = False  # sum of P' over pairs of sets
     top: bool = False  # the largest P' of each row
     norms: bool = False
-    rest: bool = False  # lse comes in two parts
-    unknown: bool = False  # some lse is not a number, or infinite
-    peak: bool = False  # nothing but each row's largest score, which takes the place of what lse holds
+    unknown: bool = False  # some W is not a number
+    own: bool = False  # nothing but M and W of each row, from what they hold to begin with
 
     name = "reads"
 
@@ -53,7 +54,7 @@ class Reads(Program):
 
     def signature(self) -> list[tuple[str, str]]:
         real, keys = self.real, "i32" if self.real == "f32" else "i64"
-        pointers = [("q", self.dtype), ("k", self.dtype), ("lse", real), ("rest", real), ("norms", real), ("top", real)]
+        pointers = [("q", self.dtype), ("k", self.dtype), ("M", real), ("W", real), ("norms", real), ("top", real)]
         pointers += [("top_keys", keys), *((x, "f64") for x in ("rows", "columns", "diagonals", "mass"))]
         pointers += [(x, "i64") for x in ("spans", "offsets", *SETS)]
         integers = list(INTEGERS)
@@ -65,6 +66,7 @@ class Reads(Program):
             *((x, f"*{kind}") for x, kind in pointers),
             *((x, "i64") for x in integers),
             ("scale", "f64"),
+            ("unit", "f64"),
             *self.rules.signature(),
         ]
 
@@ -87,7 +89,8 @@ INTEGERS = (
 class Layout:
     """Where things lie in scratch memory, in numbers."""
 
-    def __init__(self, s: Reads, n: int, pair: bool) -> None:
+    def __init__(self, s: Any, n: int, pair: bool) -> None:
+        """s: what a program is specialised to; it needs D, width, dtype and rules."""
         self.QB = n * s.width
         self.words = -(-s.D // 2) if pair else s.D
         self.k_stride = up(self.words, n)
@@ -109,20 +112,74 @@ def up(x: int, step: int) -> int:
     return -(-x // step) * step
 
 
-class _Program(Summing):
-    def __init__(self, m: Machine, s: Reads) -> None:
+class Scoring:
+    """The scores of a block of queries with a block of keys, bit for bit those of `forward`."""
+
+    def __init__(self, m: Machine, s: Any, ahead: int = 0) -> None:
+        """ahead: bytes between the keys that are multiplied and those that memory is asked for, at least."""
         self.m, self.s, self.A = m, s, m.args
         self.n, self.nv = m.lanes, s.width
         self.each = 2 if m.pair else 1
         self.layout = Layout(s, self.n, m.pair)
         self.QB, self.packed = self.layout.QB, self.layout.packed
         self.tile_rows = rows_in_registers(m.registers, s.width)
+        self.rows_ahead = max(self.tile_rows, ahead // max(1, s.D * KINDS[s.dtype]))
         ws = self.A["scratch"]
         self.S, self.K = ws + self.layout.at["S"], ws + self.layout.at["K"]
         self.zero, self.hidden = m.splat(0.0), -m.splat(float("inf"))
-        self.scale = m.splat(self.A["scale"])
+        self.scale, self.unit = m.splat(self.A["scale"]), m.splat(self.A["unit"])
         self.adjuster = Adjuster(m, s.rules.operands, "i", self.A["queries"])
 
+    def load_queries(self, q: Pointer, nq: Value, out: Pointer) -> None:
+        """Qt[d, :] = Q[:, d]; past the last query it again."""
+        m, n = self.m, self.n
+        for v in m.range(0, self.nv):
+            for d, part in m.pieces(self.s.D, n * self.each):
+                rows = [m.load_words(q + (m.min(nq - 1, v * n + lane) * self.A["q_l"] + d), part) for lane in range(n)]
+                words = -(-part // self.each)
+                turned = [[r] for r in m.transpose(rows)[:words]]
+                m.store_block(turned, out + (d // self.each * self.QB + v * n), self.QB)
+
+    def pack(self, k: Pointer, nk: Value) -> None:
+        """A block of narrow keys as what the products read: numbers, or words of pairs."""
+        m, n = self.m, self.n
+        for j in m.range(0, nk):
+            for d, part in m.pieces(self.s.D, n * self.each):
+                words = m.load_words(k + (j * self.A["k_l"] + d), part)
+                m.store(words, self.K + (j * self.layout.k_stride + d // self.each))
+
+    def scores(self, k: Pointer, k_stride: Value, nk: Value, Q: Pointer) -> None:
+        """S[j, :] = K[j] . Q, times scale where it is wanted so."""
+        m, s, full = self.m, self.s, self.tile_rows
+        line = 64 // KINDS[s.dtype]
+
+        def tile(j: Value, rows: int) -> None:
+            places = [k + m.min(nk - 1, j + r) * k_stride for r in range(rows)]  # past the end: the last key again
+            if not self.packed:
+                for place in places:
+                    for d in range(0, min(s.D, 8 * line), line):
+                        m.prefetch(place + (k_stride * self.rows_ahead + d))
+            found = self.tile(places, Q)
+            if s.natural:
+                found = [[x * self.scale for x in row] for row in found]
+            m.store_block(found, self.S + j * self.QB, self.QB)
+
+        whole = nk // full * full
+        for j in m.range(0, whole, full):
+            tile(j, full)
+        for _ in m.when(whole < nk):
+            for few in m.either(nk - whole <= 2):  # 128 keys are 21 times 6, and 2
+                tile(whole, min(2, full) if few else full)
+
+    def tile(self, places: list[Pointer], Q: Pointer) -> Block:
+        """A few keys' products with all queries."""
+        m, words = self.m, self.layout.words
+        acc = m.variables([[self.zero] * self.nv for _ in places])
+        m.matmul(acc, lambda r, d: places[r] + d, lambda d: Q + d * self.QB, 0, words, 2 - words % 2)
+        return m.values(acc)
+
+
+class _Program(Scoring, Summing):
     def run(self) -> None:
         m, A = self.m, self.A
         for t in m.tasks():
@@ -172,15 +229,9 @@ class _Program(Summing):
 
     def begin(self, task: Task, block: Value, state: Pointer) -> None:
         """Qt[d, :] = Q[:, d]; nothing summed yet."""
-        m, n = self.m, self.n
+        m = self.m
         i0 = block * self.QB
-        q, nq = task.q + i0 * self.A["q_l"], m.min(self.QB, self.A["queries"] - i0)
-        for v in m.range(0, self.nv):
-            for d, part in m.pieces(self.s.D, n * self.each):
-                rows = [m.load_words(q + (m.min(nq - 1, v * n + lane) * self.A["q_l"] + d), part) for lane in range(n)]
-                words = -(-part // self.each)
-                turned = [[r] for r in m.transpose(rows)[:words]]
-                m.store_block(turned, state + (d // self.each * self.QB + v * n), self.QB)
+        self.load_queries(task.q + i0 * self.A["q_l"], m.min(self.QB, self.A["queries"] - i0), state)
         for g in range(len(self.s.pools)):
             for x in m.range(*self.touched(task, block, g)):
                 m.store_block([[self.zero] * self.nv], state + (self.A[f"at{g}"] + x * self.QB), self.QB)
@@ -198,14 +249,6 @@ class _Program(Summing):
         if self.s.top:
             self.end_largest(task, block, state)
 
-    def pack(self, k: Pointer, nk: Value) -> None:
-        """A block of narrow keys as what the products read: numbers, or words of pairs."""
-        m, n = self.m, self.n
-        for j in m.range(0, nk):
-            for d, part in m.pieces(self.s.D, n * self.each):
-                words = m.load_words(k + (j * self.A["k_l"] + d), part)
-                m.store(words, self.K + (j * self.layout.k_stride + d // self.each))
-
     # -- a block of queries and a block of keys
 
     def block(self, task: Task, place: Place, j: Value, nk: Value, part: Value, state: Pointer) -> None:
@@ -220,8 +263,8 @@ class _Program(Summing):
         nq = self.A["queries"] - place.i
         for _ in m.when(nq < self.QB):
             self.hide_rest(nq, nk)
-        if s.peak:
-            self.peaks(task, place, nk)
+        if s.own:
+            self.own(task, place, nk)
             return
         self.weights(task, place, nk)
         if s.columns:
@@ -235,34 +278,6 @@ class _Program(Summing):
         if s.top:
             self.largest(place, nk, state)
 
-    def scores(self, k: Pointer, k_stride: Value, nk: Value, state: Pointer) -> None:
-        """S[j, :] = scale K[j] . Q."""
-        m, s, full = self.m, self.s, self.tile_rows
-        line = 64 // KINDS[s.dtype]
-
-        def tile(j: Value, rows: int) -> None:
-            places = [k + m.min(nk - 1, j + r) * k_stride for r in range(rows)]  # past the end: the last key again
-            if not self.packed:
-                for place in places:
-                    for d in range(0, min(s.D, 8 * line), line):
-                        m.prefetch(place + (k_stride * full + d))
-            found = self.tile(places, state)
-            m.store_block([[x * self.scale for x in row] for row in found], self.S + j * self.QB, self.QB)
-
-        whole = nk // full * full
-        for j in m.range(0, whole, full):
-            tile(j, full)
-        for _ in m.when(whole < nk):
-            for few in m.either(nk - whole <= 2):  # 128 keys are 21 times 6, and 2
-                tile(whole, min(2, full) if few else full)
-
-    def tile(self, places: list[Pointer], Q: Pointer) -> Block:
-        """A few keys' products with all queries."""
-        m, words = self.m, self.layout.words
-        acc = m.variables([[self.zero] * self.nv for _ in places])
-        m.matmul(acc, lambda r, d: places[r] + d, lambda d: Q + d * self.QB, 0, words, 2 - words % 2)
-        return m.values(acc)
-
     def hide_rest(self, nq: Value, nk: Value) -> None:
         """S := -inf in lanes past the last query."""
         m = self.m
@@ -272,40 +287,47 @@ class _Program(Summing):
                 here = self.S + (j * self.QB + v * self.n)
                 m.store(m.select(there, m.load(here), self.hidden), here)
 
-    def peaks(self, task: Task, block: Place, nk: Value) -> None:
-        """lse := the larger of it and S; not-a-number stays."""
+    def own(self, task: Task, block: Place, nk: Value) -> None:
+        """M := the larger of it and S, W := the sum that belongs to it."""
         m, n = self.m, self.n
+        for _ in m.when(nk % 2 > 0):
+            m.store_block([[self.hidden] * self.nv], self.S + nk * self.QB, self.QB)
         for v in m.range(0, self.nv):
-            at = self.A["lse"] + (task.head * self.A["row"] + block.i + v * n)
-            top = m.var(m.load(at))
+            M, W = (self.A[x] + (task.head * self.A["row"] + block.i + v * n) for x in "MW")
+            before = m.load(M)
+            top = m.var(before)
             for j in m.range(0, nk):
-                x = m.load(self.S + (j * self.QB + v * n))
-                top.v = m.select((x > top.v) | (x != x), x, top.v)
-            m.store(top.v, at)
+                top.v = m.max(m.load(self.S + (j * self.QB + v * n)), top.v)
+            sums = [m.var(self.zero), m.var(self.zero)]
+            for j in m.range(0, nk, 2):
+                for r, x in enumerate(sums):
+                    s = m.load(self.S + ((j + r) * self.QB + v * n))
+                    x.v = x.v + m.exp2((s - top.v) * self.unit, PRECISE[m.real])
+            shrink = m.exp2((before - top.v) * self.unit, PRECISE[m.real])
+            m.store(m.load(W) * shrink + (sums[0].v + sums[1].v), W)
+            m.store(top.v, M)
 
     def weights(self, task: Task, block: Place, nk: Value) -> None:
-        """S := P' = exp(S - lse) norm; and what is kept of each row."""
+        """S := P' = exp(S - M) / W norm; and what is kept of each row."""
         m, n, QB, s = self.m, self.n, self.QB, self.s
         for _ in m.when(nk % 2 > 0):
             m.store_block([[self.hidden] * self.nv], self.S + nk * QB, QB)
-        most, least, log2e = m.splat(MOST[m.real]), m.splat(LEAST[m.real]), m.splat(LOG2E)
+        least = m.splat(LEAST[m.real])
         norms = self.norms(task) + block.j if s.norms else None
         position = self.offset(task) + block.i if "far" in s.rows else None
         for v in m.range(0, self.nv):
             i = task.head * self.A["row"] + block.i + v * n
-            lse = m.load(self.A["lse"] + i)
-            rest = m.load(self.A["rest"] + i) if s.rest else None
+            most, shrink = m.load(self.A["M"] + i), m.load(self.A["W"] + i)
             sums = [{name: m.var(self.zero) for name in s.rows} for _ in (0, 1)]
             from_first = None if position is None else m.floats(m.splat(position + v * n - block.j) + m.lane())
             for j in m.range(0, nk, 2):
                 for r, kept in enumerate(sums):
                     here = self.S + ((j + r) * QB + v * n)
                     score = m.load(here)
-                    x = score - lse if rest is None else score - lse - rest
+                    x = weight_power(m, score, most, self.unit)
+                    p = m.exp2(x, PRECISE[m.real]) * shrink
                     if s.unknown:
-                        x = m.select(score == self.hidden, self.hidden, x)
-                    x = m.select(x > most, most, x)
-                    p = m.exp2(x * log2e, PRECISE[m.real])
+                        p = m.select(score == self.hidden, self.zero, p)
                     if "seen" in kept:
                         kept["seen"].v = m.select(score != self.hidden, m.splat(1.0), kept["seen"].v)
                     if "mean" in kept:

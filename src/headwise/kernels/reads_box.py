@@ -1,18 +1,20 @@
-"""A box of the weights (or scores) written out: widths along the lanes for the products, then keys, as in `decode`.
+"""A box of the weights (or scores) written out; scores bit for bit as `forward` makes them, queries along the lanes.
 
-Letters: B H L S D as everywhere; n lanes. A task is a few rows and a stretch of keys.
+Letters: B H L S D as everywhere; n lanes, QB = n * width rows in a block. A task is a block of rows and a stretch of
+keys.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules
-from headwise.kernels.decode import power_of_two
-from headwise.kernels.reads import MOST, up
-from headwise.kernels.tile import KINDS, LOG2E, PRECISE, Geometry, Machine, Pointer, Program, Value
+from headwise.kernels.adjust import NO_RULES, Place, Rules, Scores
+from headwise.kernels.forward import KB, weight_power
+from headwise.kernels.reads import Layout, Scoring
+from headwise.kernels.tile import PRECISE, Geometry, Machine, Pointer, Program, Value
 
-AHEAD = 8192  # bytes between what is computed and what is asked of memory
+AHEAD = 8192  # bytes between the keys that are multiplied and those that memory is asked for
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Box(Program):
 
     dtype: str  # of q and k
     D: int
-    tile: int  # rows that share a load of the keys
+    width: int  # vectors of rows in a block
+    natural: bool  # scores are multiplied by scale when they are made, as in `forward`; otherwise in the exponential
     weights: bool  # else scores
     rules: Rules = NO_RULES
 
@@ -31,108 +34,97 @@ class Box(Program):
         return geometry.dots and self.dtype == "bf16"
 
     def signature(self) -> list[tuple[str, str]]:
-        pointers = [("q", self.dtype), ("k", self.dtype), *((x, self.real) for x in ("lse", "out"))]
+        pointers = [("q", self.dtype), ("k", self.dtype), *((x, self.real) for x in ("M", "W", "out"))]
         return [
             ("scratch", "*scratch"),
             *((x, f"*{kind}") for x, kind in pointers),
             *((x, "i64") for x in INTEGERS),
             ("scale", "f64"),
+            ("unit", "f64"),
             *self.rules.signature(),
         ]
 
     def scratch(self, geometry: Geometry) -> int:
-        n = geometry.lanes(self.real)
-        return self.tile * (up(self.D, n) + n * n + n)
+        layout = Layout(self, geometry.lanes(self.real), self.pair(geometry))
+        return layout.shared + layout.state
 
     def program(self, m: Machine) -> None:
         _Program(m, self).run()
 
 
 INTEGERS = (
-    *("first_b", "first_h", "first_i", "first_j", "heads", "group", "rows", "columns", "keys", "chunks", "chunk"),
-    *(f"{x}_{axis}" for x in "qk" for axis in "bhl"),
+    *("first_b", "first_h", "first_i", "first_j", "heads", "group", "rows", "row", "columns", "queries", "chunks"),
+    *("chunk", *(f"{x}_{axis}" for x in "qk" for axis in "bhl")),
 )
 
 
-class _Program:
+class _Program(Scoring):
     def __init__(self, m: Machine, s: Box) -> None:
-        self.m, self.s, self.A, self.n = m, s, m.args, m.lanes
-        self.each = 2 if m.pair else 1  # widths in a word
-        self.width = up(-(-s.D // self.each), m.lanes)
-        self.together = power_of_two(min(m.lanes, max(1, (16 if m.registers == 32 else 8) // s.tile)))
-        self.Q = self.A["scratch"]  # [tile, width]
-        self.partials = self.Q + s.tile * self.width  # [tile, n, n]
-        self.line = self.partials + s.tile * m.lanes**2  # [tile, n]
-        self.zero, self.scale = m.splat(0.0), m.splat(self.A["scale"])
-        self.adjuster = Adjuster(m, s.rules.operands, "j", self.A["keys"])
+        super().__init__(m, s, AHEAD)
+        self.Q = self.A["scratch"] + self.layout.shared
 
     def run(self) -> None:
-        m, A, tile = self.m, self.A, self.s.tile
-        tiles = (A["rows"] + (tile - 1)) // tile
+        m, A = self.m, self.A
+        blocks = (A["rows"] + (self.QB - 1)) // self.QB
         for t in m.tasks():
             piece, chunk = t // A["chunks"], t % A["chunks"]
-            head, row = piece // tiles, piece % tiles * tile
+            head, row = piece // blocks, piece % blocks * self.QB
             b, h = A["first_b"] + head // A["heads"], A["first_h"] + head % A["heads"]
-            rows = [m.min(row + r, A["rows"] - 1) for r in range(tile)]  # past the end: the last row again
-            q = A["q"] + (b * A["q_b"] + h * A["q_h"])
-            for r, i in enumerate(rows):
-                for d, part in m.pieces(self.s.D, self.n * self.each):
-                    words = m.load_words(q + ((A["first_i"] + i) * A["q_l"] + d), part)
-                    m.store(words, self.Q + (r * self.width + d // self.each))
+            nq = m.min(self.QB, A["rows"] - row)
+            i0 = A["first_i"] + row
+            self.load_queries(A["q"] + (b * A["q_b"] + h * A["q_h"] + i0 * A["q_l"]), nq, self.Q)
+            k = A["k"] + (b * A["k_b"] + h // A["group"] * A["k_h"] + A["first_j"] * A["k_l"])
             start = chunk * A["chunk"]
             stop = m.min(A["columns"], start + A["chunk"])
-            places = [Place(b, h, A["first_i"] + i, A["first_j"] + start) for i in rows]
-            self.stretch(head, rows, places, start, stop)
+            for j in m.range(start, stop, KB):
+                nk = m.min(KB, stop - j)
+                self.block(Place(b, h, i0, A["first_j"] + j), k + j * A["k_l"], nk)
+                if self.s.weights:
+                    self.weights(head * A["row"] + row, nk)
+                elif not self.s.natural:
+                    self.each_vector(nk, lambda x, _: x * self.scale)
+                self.write(A["out"] + ((head * A["rows"] + row) * A["columns"] + j), nq, nk)
 
-    def stretch(self, head: Value, rows: list[Value], places: list[Place], start: Value, stop: Value) -> None:
-        """Columns start ... stop of some rows."""
-        m, n, A, s = self.m, self.n, self.A, self.s
-        b, h = places[0].b, places[0].h
-        k = A["k"] + (b * A["k_b"] + h // A["group"] * A["k_h"] + A["first_j"] * A["k_l"])
-        at = [head * A["rows"] + i for i in rows]
-        lse = [m.splat(m.get(A["lse"] + x)) for x in at] if s.weights else []
-        for place in places:
-            for tree in (s.rules.change, s.rules.visible):
-                self.adjuster.prepare(tree, place)
-        for j in m.range(start, stop, n):
-            self.products(k, j, stop)
-            for r, place in enumerate(places):
-                groups = n // self.together
-                parts = [m.load(self.partials + (r * n * n + g * n)) for g in range(groups)]
-                x = m.sums(parts, self.together)[0] * self.scale
-                one = place.at(j=A["first_j"] + j, score=x)
-                if s.rules.change:
-                    x = self.adjuster.vector(s.rules.change, one)
-                if s.rules.visible:
-                    x = m.select(self.adjuster.vector(s.rules.visible, one), x, -m.splat(float("inf")))
-                if s.weights:
-                    most, hidden = m.splat(MOST[m.real]), -m.splat(float("inf"))
-                    x = m.select(x == hidden, hidden, x - lse[r])  # also where lse is not a number
-                    x = m.exp2(m.select(x > most, most, x) * m.splat(LOG2E), PRECISE[m.real])
-                out = A["out"] + (at[r] * A["columns"] + j)
-                for whole in m.either(j + n <= stop):
-                    if whole:
-                        m.store(x, out)
-                    else:
-                        m.store(x, self.line)
-                        for c in m.range(0, stop - j):
-                            m.put(m.get(self.line + c), out + c)
+    def block(self, place: Place, k: Pointer, nk: Value) -> None:
+        """S[j, :] of the keys from k on, after all rules."""
+        m, s = self.m, self.s
+        if self.packed:
+            self.pack(k, nk)
+            self.scores(self.K, m.scalar(self.layout.k_stride), nk, self.Q)
+        else:
+            self.scores(k, self.A["k_l"], nk, self.Q)
+        tiles = self.A["scratch"] + self.layout.at["tiles"]
+        self.adjuster.block(s.rules, place, nk, m.scalar(1), Scores(self.S, self.QB, tiles, KB))
 
-    def products(self, k: Pointer, j: Value, stop: Value) -> None:
-        """For n keys, vectors of partial sums: of `together` keys at a time, folded into one."""
-        m, n, s, stride = self.m, self.n, self.s, self.A["k_l"]
-        ahead = max(1, AHEAD // max(1, s.D * KINDS[s.dtype]))
-        for first in m.range(0, n, self.together):
-            here = j + first
-            keys = [k + m.min(stop - 1, here + x) * stride for x in range(self.together)]
-            acc = m.variables([[self.zero] * self.together for _ in range(s.tile)])
-            for d, part in m.pieces(s.D, n * self.each):
-                for x in range(self.together):
-                    m.prefetch(k + ((here + x + ahead) * stride + d))
-                found = [m.load_words(key + d, part) for key in keys]
-                for r in range(s.tile):
-                    q = m.load(self.Q + (r * self.width + d // self.each))
-                    for total, key in zip(acc[r], found, strict=True):
-                        total.v = m.mac(q, key, total.v)
-            for r, row in enumerate(m.values(acc)):
-                m.store(m.sums(row)[0], self.partials + (r * n * n + first // self.together * n))
+    def weights(self, at: Value, nk: Value) -> None:
+        """S := exp(S - M) / W; 0 where hidden, also where W is not a number."""
+        m, n = self.m, self.n
+
+        def weight(score: Value, v: Value) -> Value:
+            M, shrink = (m.load(self.A[x] + (at + v * n)) for x in "MW")
+            p = m.exp2(weight_power(m, score, M, self.unit), PRECISE[m.real]) * shrink
+            return m.select(score == self.hidden, self.zero, p)
+
+        self.each_vector(nk, weight)
+
+    def each_vector(self, nk: Value, f: Callable[[Value, Value], Value]) -> None:
+        """S := f(S, number of the vector)."""
+        m = self.m
+        for v in m.range(0, self.nv):
+            for j in m.range(0, nk):
+                here = self.S + (j * self.QB + v * self.n)
+                m.store(f(m.load(here), v), here)
+
+    def write(self, out: Pointer, nq: Value, nk: Value) -> None:
+        """out[i, j] = S[j, i]."""
+        m, n, columns = self.m, self.n, self.A["columns"]
+        whole = nk // n * n
+        for after in m.range(0, self.nv):
+            v = self.nv - 1 - after
+            for j in m.range(0, whole, n):
+                rows = m.transpose([m.load(self.S + ((j + r) * self.QB + v * n)) for r in range(n)])
+                for lane in reversed(range(n)):  # a row past the end lands on the last, which comes after it
+                    m.store(rows[lane], out + (m.min(nq - 1, v * n + lane) * columns + j))
+        for j in m.range(whole, nk):
+            for i in m.range(0, nq):
+                m.put(m.get(self.S + (j * self.QB + i)), out + (i * columns + j))

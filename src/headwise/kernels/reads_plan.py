@@ -12,11 +12,11 @@ import numpy as np
 
 from headwise.kernels import jit, llvm, masking, threads
 from headwise.kernels.forward import KB, block_width
-from headwise.kernels.plan import A_WHILE, ALONE, PIECES, Call, Problem, _elements, _fill, _scratch
+from headwise.kernels.plan import A_WHILE, ALONE, PIECES, Call, Problem, _elements, _fill, _scratch, scaled_at_once
 from headwise.kernels.reads import Reads, up
 from headwise.kernels.reads_box import Box
 from headwise.kernels.thread_count import get_num_threads
-from headwise.kernels.tile import KINDS, Geometry
+from headwise.kernels.tile import KINDS, LOG2E, LOWEST, Geometry
 
 TOGETHER = 4  # blocks of queries that share a block of keys
 NUMBERS = 1 << 17  # of scratch memory, beyond which they are taken one by one
@@ -32,16 +32,16 @@ class Wanted:
     pools: Sequence[tuple[int, int, str]] = ()
     sets: Sequence[tuple[np.ndarray, np.ndarray]] | None = None
     k_largest: int = 0
-    peak: bool = False  # nothing but the largest score of each row
+    own: bool = False  # nothing but the largest score of each row and the sum that belongs to it
 
 
 class Rows(NamedTuple):
-    """What a pass knows of its rows. lse [b, h, L] of the batch entries and heads that are read, and what it lacks;
-    offset: position of query 0, [B or 1]; norms: [b, h, S] with any axis 1, or None.
+    """What a pass knows of its rows. sums [2, b, h, L]: the largest score and the sum of exp(s - that), as `forward`
+    leaves them, of the batch entries and heads that are read (for `own`: what each row begins with); offset: position
+    of query 0, [B or 1]; norms: [b, h, S] with any axis 1, or None.
     """
 
-    lse: np.ndarray  # for the peak: what each row has already
-    rest: np.ndarray | None
+    sums: np.ndarray
     offset: np.ndarray
     norms: np.ndarray | None = None
 
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 class Sums:
     """What a pass came to, in float64: rows [b, h, L] by name, columns [b, h, S], diagonals [b, h, 2 reach + 1] by
     key minus position, pools [b, h, r, c], mass [b, h, P], the largest [b, h, L, k] with their keys (-1: none), and
-    each row's largest score [b, h, L].
+    each row's largest score and sum [2, b, h, L].
     """
 
     rows: dict[str, np.ndarray] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Sums:
     pools: list[np.ndarray] = field(default_factory=list)
     mass: np.ndarray | None = None
     largest: tuple[np.ndarray, np.ndarray] | None = None
-    peak: np.ndarray | None = None
+    own: np.ndarray | None = None
 
 
 class Pass:
@@ -84,6 +84,7 @@ class Pass:
             problem.dtype,
             sizes.D,
             min(block_width(self.geometry), -(-sizes.L // n)),
+            scaled_at_once(problem),
             problem.rules.visible is not None,
             problem.rules,
             wanted.rows,
@@ -93,9 +94,8 @@ class Pass:
             wanted.sets is not None,
             wanted.k_largest > 0,
             rows.norms is not None,
-            rows.rest is not None,
-            not (wanted.peak or (np.isfinite(rows.lse) | np.isneginf(rows.lse)).all()),
-            wanted.peak,
+            bool(np.isnan(rows.sums[1]).any()),
+            wanted.own,
         )
         self.QB, self.lanes = n * self.spec.width, n
         self.blocks = -(-sizes.L // self.QB)
@@ -115,6 +115,7 @@ class Pass:
             "queries": sizes.L,
             "keys": sizes.S,
             "scale": problem.scale,
+            "unit": unit(problem),
             "blocks": self.blocks,
             "row": self.blocks * self.QB,
             "chunks": self.chunks,
@@ -133,14 +134,9 @@ class Pass:
     def _inputs(self, rows: Rows) -> None:
         sizes = self.sizes
 
-        def padded(x: np.ndarray) -> np.ndarray:
-            out = np.zeros((*self.shape, self.blocks * self.QB), self.real)
-            out[..., : sizes.L] = x
-            return out
-
-        self.values["lse"] = padded(rows.lse if self.wanted.peak else np.where(np.isneginf(rows.lse), 0, rows.lse))
-        if rows.rest is not None:
-            self.values["rest"] = padded(rows.rest)
+        sums = np.zeros((2, *self.shape, self.blocks * self.QB), self.real)
+        sums[..., : sizes.L] = rows.sums if self.wanted.own else shrunk(rows.sums)
+        self.values["M"], self.values["W"] = sums
         self.values["offsets"] = np.ascontiguousarray(rows.offset, np.int64)
         self.values["offset_b"] = int(len(rows.offset) > 1)
         if rows.norms is not None:
@@ -235,8 +231,8 @@ class Pass:
         if wanted.k_largest:
             top, keys = (np.moveaxis(values[x][..., : sizes.L], 2, 3) for x in ("top", "top_keys"))
             found.largest = top, keys
-        if wanted.peak:
-            found.peak = values["lse"][..., : sizes.L]
+        if wanted.own:
+            found.own = np.stack((values["M"], values["W"]))[..., : sizes.L]
         return found
 
     def _joined(self, pieces: np.ndarray, r: int, combine: np.ufunc) -> np.ndarray:
@@ -281,8 +277,8 @@ class Job:
 class BoxPass:
     """One box of weights or scores: its program, its arguments, its tasks.
 
-    out [b, h, l, s] is written: the scores of the block, or the weights where lse [b, h, l] is given (contiguous, with
-    -inf replaced by 0).
+    out [b, h, l, s] is written: the scores of the block, or the weights where the rows' sums [2, b, h, l] are given
+    (see `Rows`).
     """
 
     def __init__(
@@ -290,39 +286,71 @@ class BoxPass:
         problem: Problem,
         call: Call,
         block: tuple[slice, ...],
-        lse: np.ndarray | None,
+        sums: np.ndarray | None,
         out: np.ndarray,
         geometry: Geometry | None = None,
     ) -> None:
         sizes = problem.sizes
         self.geometry, self.call = geometry or llvm.chosen(), call
         (B, H, rows, columns) = out.shape
-        self.spec = Box(problem.dtype, sizes.D, 1 if rows == 1 else 4, lse is not None, problem.rules)
-        tiles = B * H * -(-rows // self.spec.tile)
-        chunks = max(1, min(-(-PIECES // tiles), columns // (2 * KB)))
+        n = self.geometry.lanes("f64" if problem.dtype == "f64" else "f32")
+        width = min(block_width(self.geometry), -(-rows // n))
+        self.spec = Box(problem.dtype, sizes.D, width, scaled_at_once(problem), sums is not None, problem.rules)
+        blocks = -(-rows // (n * width))
+        chunks = max(1, min(-(-PIECES // (B * H * blocks)), columns // (2 * KB)))
         chunk = -(-columns // (chunks * KB)) * KB
         chunks = -(-columns // chunk)
-        self.tasks, self.scratch = tiles * chunks, self.spec.scratch(self.geometry)
+        self.tasks, self.scratch = B * H * blocks * chunks, self.spec.scratch(self.geometry)
         self.operations = 2 * out.size * max(sizes.D, 16)
         self.values: dict[str, Any] = {
             **{f"{x}_{axis}": s for x in "qk" for axis, s in zip("bhl", _elements(problem, x), strict=False)},
             **{f"first_{axis}": x.start for axis, x in zip("bhij", block, strict=True)},
-            **{name: x for name, x in (("lse", lse), ("out", out)) if x is not None},
+            "out": out,
             "heads": H,
             "group": max(sizes.group, 1),
             "rows": rows,
+            "row": blocks * n * width,
             "columns": columns,
-            "keys": sizes.S,
+            "queries": sizes.L,
             "chunks": chunks,
             "chunk": chunk,
             "scale": problem.scale,
+            "unit": unit(problem),
         }
+        if sums is not None:
+            padded = np.zeros((2, B, H, blocks * n * width), out.dtype)
+            padded[..., :rows] = shrunk(sums)
+            self.values["M"], self.values["W"] = padded
 
     def run(self, q: int, k: int) -> None:
         job = Job(self.spec, self.geometry, {**self.values, "q": q, "k": k}, self.call, self.scratch, self.operations)
         few = max(job.threads, self.tasks // job.whiles)
         for first in range(0, self.tasks, few):
             job.run(first, min(first + few, self.tasks))
+
+
+def unit(problem: Problem) -> float:
+    """What a difference of scores is multiplied by to be a power of 2."""
+    return LOG2E if scaled_at_once(problem) else problem.scale * LOG2E
+
+
+def shrunk(sums: np.ndarray) -> np.ndarray:
+    """Of rows [2, ...] their largest score and 1 over their sum, both 0 where nothing is seen."""
+    top, total = sums
+    with np.errstate(all="ignore"):
+        return np.stack((np.where(total == 0, 0, top), np.where(total == 0, 0, 1 / total)))
+
+
+def nothing(shape: tuple[int, ...], real: Any, sinks: np.ndarray | None) -> np.ndarray:
+    """What rows [..., H, L] begin with before any key is seen, as in `forward`: [2, ..., H, L]; sinks [H, 1]."""
+    lowest = LOWEST["f64" if real == np.float64 else "f32"]
+    found = np.zeros((2, *shape), real)
+    found[0] = lowest
+    if sinks is not None:
+        sinks = sinks.astype(real)
+        found[0] = np.where(np.isnan(sinks), sinks, np.maximum(sinks, lowest))
+        found[1] = sinks >= lowest
+    return found
 
 
 def _word(x: Any) -> Any:
