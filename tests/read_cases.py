@@ -1,4 +1,4 @@
-"""Cases for the kernels of the reads: q, k and options, what is right, and what a forward would have left of each row."""
+"""Cases for the kernels of the reads: q, k and options, what is right, and what a forward would leave of each row."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -87,4 +87,5 @@ def case(sizes, dtype, name, norms=False, spread=1.0):
     stated = None if o.mask is None else o.mask.offset(n)
     offset = np.reshape(S - L if stated is None else stated, -1)
     wide = np.float64 if dtype == "float64" else np.float32
-    return Case(q, k, o, n, truth, row_sums(q, k, o, n, truth).astype(wide), offset, rng.random((B, H, S)) if norms else None)
+    sums = row_sums(q, k, o, n, truth).astype(wide)
+    return Case(q, k, o, n, truth, sums, offset, rng.random((B, H, S)) if norms else None)

@@ -82,7 +82,7 @@ def check(
 def _apart(own: Array, lse: Array, s: Array, eps: float) -> Array:
     """By how much rows [b, h, l] would not sum to 1 by lse, where that is more than the rounding of their scores."""
     far = np.abs(own - lse)
-    size = np.maximum(np.abs(np.where(np.isfinite(s), s, 0)).max(3, initial=1), np.abs(lse))
+    size = np.abs(np.where(np.isfinite(s), s, 0)).max(3, initial=1)
     return np.where((far <= 64 * eps * size) | (own == lse) | (np.isnan(own) & np.isnan(lse)), 0, np.expm1(far))
 
 

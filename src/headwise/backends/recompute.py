@@ -51,8 +51,6 @@ class Recompute:
 
     def __init__(self, q: Any, k: Any, lse: Any, options: Options, sizes: Sizes, sums: RowSums) -> None:
         self.q, self.k, self.lse, self.options, self.sizes, self.sums = q, k, lse, options, sizes, sums
-        self._found: np.ndarray | None = None  # [2, B, H, L], as `RowSums`, of the heads that are in _known
-        self._known: set[tuple[int, int]] = set()
 
     def _backend(self) -> Any:
         if is_torch(self.q):
@@ -68,24 +66,23 @@ class Recompute:
 
         Raises TraceError where a function cannot be compiled.
         """
-        if self._given():
-            return to_numpy(self.sums.values)[:, b, h]
-        if self._found is None:
-            sizes = self.sizes
-            self._found = np.zeros((2, sizes.B, sizes.H, sizes.L), to_numpy(self.lse[:0]).dtype)
-        heads = set(itertools.product(range(b.start, b.stop), range(h.start, h.stop)))
-        if not heads <= self._known:
+        sums, sizes = self.sums, self.sizes
+        if sums.values is None or sums.by != compiled.arithmetic():
+            sums.values = like(np.zeros((2, sizes.B, sizes.H, sizes.L), to_numpy(self.lse[:0]).dtype), self.lse)
+            sums.known, sums.by = set(), compiled.arithmetic()
+        if not self._at_hand(b, h):
             chosen = range(b.start, b.stop), range(h.start, h.stop)
-            self._found[:, b, h] = compiled_reads.own(self.q, self.k, self.options, self.sizes, chosen)
-            self._known |= heads
-        return self._found[:, b, h]
-
-    def _given(self) -> bool:
-        return self.sums.values is not None and self.sums.by == compiled.arithmetic()
+            to_numpy(sums.values)[:, b, h] = compiled_reads.own(self.q, self.k, self.options, sizes, chosen)
+            known = (sums.known or set()) | _heads(b, h)
+            sums.known = None if len(known) == sizes.B * sizes.H else known
+        return to_numpy(sums.values)[:, b, h]
 
     def _at_hand(self, b: slice, h: slice) -> bool:
-        heads = itertools.product(range(b.start, b.stop), range(h.start, h.stop))
-        return self._given() or all(x in self._known for x in heads)
+        """Whether these heads' sums are there for kernels to divide by."""
+        sums = self.sums
+        if sums.values is None or sums.by != compiled.arithmetic():
+            return False
+        return sums.known is None or _heads(b, h) <= sums.known
 
     # boxes
 
@@ -185,7 +182,7 @@ class Recompute:
         heads = np.unique(rows // self.sizes.L)
         sums = None
         if all(self._at_hand(*self._head(x)) for x in heads):
-            sums = self.row_sums(slice(0, shape[0]), slice(0, shape[1]))
+            sums = to_numpy(self.sums.values)
         whole = count * ONE_IN >= self.sizes.S
         if sums is None or len(rows) * self.sizes.S < compiled_reads.SMALL:
             whole[:] = True
@@ -275,6 +272,10 @@ class Recompute:
         with np.errstate(all="ignore"):
             log = np.where(total == 0, -np.inf, sinks - top - np.log(total))
             return np.exp(log), log
+
+
+def _heads(b: slice, h: slice) -> set[tuple[int, int]]:
+    return set(itertools.product(range(b.start, b.stop), range(h.start, h.stop)))
 
 
 def within(block: Block, chosen: tuple[range, range]) -> Block:

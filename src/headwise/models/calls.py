@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from headwise import masks
+from headwise.backends.row_sums import RowSums, joined
 from headwise.models.carrier import Plan
 from headwise.models.interface import Seen
 from headwise.models.texts import Text
@@ -31,6 +32,7 @@ class Call:
     q: list[Tensor]  # [B, H, l, D] each
     out: list[Tensor]  # [B, H, l, Dv]
     lse: list[Tensor]  # [B, H, l]
+    sums: list[RowSums]  # what the kernels left of the rows
     bias: list[Tensor | None]  # broadcasts to [B, H, l, s]
     left: list[tuple[Tensor, Tensor]]  # keys and values before those of k and v
     k: Tensor  # [B, Hkv, s, D]
@@ -77,7 +79,9 @@ class Call:
             mask = None if self.plan is None else self.plan.place(self.start, self.key_start, L, sizes.S).mask
             steps = [piece.shape[2] for piece in self.q]
             options = replace(options, mask=mask, bias=_joined_bias(self.bias, steps, sizes.S))
-        return Weights(q, k, v, out, lse, options, sizes)
+        if len(self.sums) > 1:  # what is found at the first look is there at the second
+            self.sums = [joined(self.sums, lambda pieces: torch.cat(pieces, 3))]
+        return Weights(q, k, v, out, lse, options, sizes, sums=self.sums[0])
 
     def query_mask(self) -> Tensor | None:
         """Which queries are no padding, [B, L]; None where all are, or it is not known."""
@@ -101,17 +105,18 @@ def new_call(seen: Seen, chosen: list[int] | None = None, text: Text | None = No
     """
     w, plan, cross = seen.weights, seen.plan, seen.place.cross
     q, k, v, out, lse = (x.detach() for x in (w._q, w._k, w._v, w._out, w._lse))
-    options = _detached(w._options)
+    options, sums = _detached(w._options), w._sums
     if chosen is not None:
         group = w._sizes.group
         q, out, lse = (x[:, chosen] for x in (q, out, lse))
         k, v = (x[:, [h // group for h in chosen]] for x in (k, v))  # each its own: a choice may cut a group anywhere
-        options = _chosen(options, chosen)
+        options, sums = _chosen(options, chosen), sums.map(lambda x: x[:, :, chosen])
     key_start = 0 if plan is None else plan.kv_offset
     return Call(
         q=[q],
         out=[out],
         lse=[lse],
+        sums=[sums],
         bias=[options.bias],
         left=[],
         k=k,
@@ -153,6 +158,7 @@ def join(old: Call, new: Call, order: list[int]) -> None:
     old.q += new.q
     old.out += new.out
     old.lse += new.lse
+    old.sums += new.sums
     old.bias += new.bias
     old.text = None if old.text is None or new.text is None else old.text.joined(new.text)
     old.real, old.plan = new.real, new.plan
@@ -226,6 +232,7 @@ def _reorder(call: Call, order: list[int]) -> None:
         return x if x is None or x.shape[0] != len(order) else x[at]
 
     call.q, call.out, call.lse, call.bias = ([pick(x) for x in xs] for xs in (call.q, call.out, call.lse, call.bias))
+    call.sums = [x.map(lambda x: x[:, at]) for x in call.sums]
     call.left = [(pick(k), pick(v)) for k, v in call.left]
     call.k, call.v = pick(call.k), pick(call.v)
     if call.text is not None:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from headwise.arrays import is_torch
+from headwise.backends.row_sums import RowSums
 from headwise.models import kept_masks
 from headwise.models.atomic import whole_file
 from headwise.models.calls import Call
@@ -172,8 +173,11 @@ def _call(call: Any, put: Callable[[Any], str]) -> dict[str, Any]:
     options = w._options
     arrays = {"q": w._q, "k": w._k, "v": w._v, "out": w._out, "lse": w._lse, "bias": options.bias}
     arrays |= {"sinks": options.sinks, "real": call.real, "key_real": call.key_real}
+    sums = w._sums.map(lambda x: x)
+    arrays["sums"] = sums.values
     return {
         "arrays": {name: _maybe(x, put) for name, x in arrays.items()},
+        "sums_by": sums.by,
         "text": _written_text(call.text, put),
         "mask": kept_masks.written(options.mask, w._sizes, put),
         "scale": options.scale,
@@ -285,6 +289,9 @@ def _opened(said: dict[str, Any], arrays: dict[str, Tensor]) -> Call:
     for name, x, shape, dtype in (("out", out, (B, H, L, Dv), q.dtype), ("lse", lse, (B, H, L), real)):
         if x.shape != shape or x.dtype != dtype:
             _wrong(f"{name} is {x.dtype} {tuple(x.shape)}, which does not go with q {tuple(q.shape)}")
+    sums = RowSums(named.get("sums"), str(said.get("sums_by", "")))  # older files have none
+    if sums.values is not None and (sums.values.shape != (2, B, H, L) or sums.values.dtype != real):
+        _wrong(f"sums is {sums.values.dtype} {tuple(sums.values.shape)}, which does not go with q {tuple(q.shape)}")
     bias, sinks = named["bias"], named["sinks"]
     if bias is not None:
         check_broadcast("bias", tuple(bias.shape), sizes, "a call")
@@ -305,6 +312,7 @@ def _opened(said: dict[str, Any], arrays: dict[str, Tensor]) -> Call:
         q=[q],
         out=[out],
         lse=[lse],
+        sums=[sums],
         bias=[bias],
         left=[],
         k=k,

@@ -205,7 +205,8 @@ def real_weights(weights: Weights, real: Tensor | None) -> Weights:
     options = weights._options
     options = replace(options, mask=only if options.mask is None else options.mask & only)
     lse = torch.where(real[:, None], weights._lse, -torch.inf)
-    return Weights(weights._q, weights._k, weights._v, weights._out, lse, options, weights._sizes)
+    sums = weights._sums.map(lambda x: torch.where(real[:, None], x, 0.0))
+    return Weights(weights._q, weights._k, weights._v, weights._out, lse, options, weights._sizes, sums=sums)
 
 
 def _within(reads: dict[str, Any], L: int, S: int) -> dict[str, Any]:
