@@ -209,7 +209,7 @@ BOXES = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("key", "box"), BOXES)
-def test_a_box_is_one_matrix_product_of_that_size(kind: str, key: Any, box: tuple[int, ...]) -> None:
+def test_a_box_is_one_matrix_product_of_that_size_and_of_weights_one_of_its_rows(kind: str, key: Any, box: tuple[int, ...]) -> None:
     w = hw.attention(*qkv((2, 6, 3, 23, 19, 5, 3), kind), weights=True)[1]
     blocks, points = [], []
     backend = BACKENDS[kind]
@@ -225,7 +225,7 @@ def test_a_box_is_one_matrix_product_of_that_size(kind: str, key: Any, box: tupl
     ):
         w[key]
         w.scores[key]
-    assert blocks == [box, box]
+    assert blocks == [(*box[:3], 19), box]
     assert not points
 
 
@@ -279,7 +279,7 @@ def test_looking_makes_no_array_of_all_places(long: tuple[str, hw.Weights], key:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert int(np.prod(values.shape)) == count
-    assert sum(asked) == count
+    assert sum(asked) <= max(count, LONG)  # of few weights their row is made
     assert peak < 200 * count + 24 * LONG  # bytes; all places would be 1.6 GB a head
 
 

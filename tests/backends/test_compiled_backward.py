@@ -90,6 +90,14 @@ def test_agree_with_torchs_own(case, dtype, extra, kernels_only):
     agree(given(dtype, extra), {"scale": 0.6, **CASES[case]}, TOLERANCE[dtype])
 
 
+def test_scores_so_large_that_lse_alone_would_leave_few_digits(kernels_only):
+    agree(given(), {"scale": 0.6, "bias": FIXED + 300.0}, 1e-11)
+    # Whole numbers, so that the scores themselves are not rounded.
+    torch.manual_seed(2)
+    q, k = (torch.randint(-2, 3, x.shape).float().requires_grad_() for x in given()[:2])
+    agree([q, k, *given(torch.float32)[2:]], {"scale": 1.0, "bias": torch.round(FIXED.float()) + 30000.0}, 1e-4)
+
+
 def test_strides_as_they_come_and_a_scale_below_0(kernels_only):
     tensors = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in given()]
     agree(tensors, {"scale": -0.6, "mask": hw.causal()}, 1e-12)
@@ -104,7 +112,6 @@ TORCH_GIVES = {
     "softcap": {"softcap": 2.0},
     "a function that multiplies": {"score_mod": lambda s, b, h, i, j: s * 2.0 + j},
     "a function that looks at no score": {"score_mod": lambda s, b, h, i, j: 0.25 * (i - j)},
-    "huge scores": {"bias": FIXED + 300.0},
 }
 
 
@@ -204,8 +211,10 @@ def test_a_hidden_value_near_the_largest_number_does_not_leak(dtype, by_torch, m
         out = hw.attention(q, k, v, mask=hw.keys(torch.tensor([[True, True, False, True, True]])))
         found.append(torch.autograd.grad(out, [q, k, v], torch.full_like(out, 100.0)))
     assert all(torch.isfinite(x).all() for x in found[1])
+    # with the large value torch's operations take over: two roundings of sums of numbers near 100
+    near = {"rtol": 1e-5, "atol": 400 * torch.finfo(torch.float32).eps} if dtype == torch.float32 else {}
     for x, y in zip(*found, strict=True):
-        torch.testing.assert_close(x, y)
+        torch.testing.assert_close(x, y, **near)
 
 
 def test_a_gradient_that_is_no_number_stays_in_its_row_and_what_it_sees():
@@ -227,8 +236,8 @@ def test_few_heads_are_cut_into_tasks_and_the_copies_stay_few(heads, parts, chun
 
     Hkv, H = heads
     sizes = Sizes(1, H, Hkv, 11, 4096, 3, 3)
-    lse = np.zeros((1, H, 11), np.float32)
-    one = BackwardPass(Problem(sizes, "f32", 1, (0,) * 4, (0,) * 4, (0,) * 4, 1.0), PLAIN, (0, 0, 0), lse, lse)
+    sums, share = np.zeros((2, 1, H, 11), np.float32), np.zeros((1, H, 11), np.float32)
+    one = BackwardPass(Problem(sizes, "f32", 1, (0,) * 4, (0,) * 4, (0,) * 4, 1.0), PLAIN, (0, 0, 0), sums, share)
     assert (one.dk.shape[2], one.dq.shape[0]) == (parts, chunks)
     assert one.tasks == Hkv * parts * chunks
 

@@ -102,14 +102,6 @@ def test_the_gradient_of_weights_of_far_rows() -> None:
         torch.testing.assert_close(x.double(), y, rtol=0, atol=1e-5)
 
 
-def test_only_rows_that_are_far_are_made_from_their_whole_row() -> None:
-    arrays, options = exact(3e5)
-    w = hw.attention(*arrays, bias=options["bias"], scale=1.0, weights=True)[1]
-    near = hw.attention(*arrays, bias=options["bias"] * 0, scale=1.0, weights=True)[1]
-    assert near._source.far((slice(None),) * 3) is None
-    np.testing.assert_array_equal(w[:, :, 7:], near[:, :, 7:])
-
-
 @pytest.mark.parametrize(("kind", "backend"), READS)
 @pytest.mark.parametrize("slices", ["products", "kernels"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

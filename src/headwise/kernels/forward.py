@@ -153,7 +153,7 @@ class _Program:
         self.adjuster = Adjuster(m, s.rules.operands, "i", self.A["queries"], s.dtype in ("bf16", "f16"))
         if s.natural and self.adjuster.rough and begins_with_cap(self.change):
             self.adjuster.unscaled = self.A["scale"]
-        self.degree = 11 if m.real == "f64" else 5 if s.dtype == "f32" else 4
+        self.degree = PRECISE[m.real]  # also of narrow numbers: the weights that are read are as exact as their sum
 
     def run(self) -> None:
         m, A = self.m, self.A
