@@ -209,7 +209,7 @@ BOXES = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("key", "box"), BOXES)
-def test_scores_are_one_matrix_product_of_that_size_and_weights_of_whole_rows(kind: str, key: Any, box: tuple[int, ...]) -> None:
+def test_scores_are_one_matrix_product_and_weights_one_of_whole_rows(kind: str, key: Any, box: tuple[int, ...]) -> None:
     w = hw.attention(*qkv((2, 6, 3, 23, 19, 5, 3), kind), weights=True)[1]
     blocks, points = [], []
     backend = BACKENDS[kind]
