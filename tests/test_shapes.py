@@ -45,7 +45,6 @@ def make(shape: tuple[int, ...], kind: str) -> Any:
         ),
         ({"k": (2, 12, 7, 11), "v": (2, 12, 7, 13)}, "got H=6 (q), Hkv=12 (k)"),
         ({"k": (2, 0, 7, 11), "v": (2, 0, 7, 13)}, "got H=6 (q), Hkv=0 (k)"),
-        ({"q": (2, 6, 5, 0), "k": (2, 3, 7, 0)}, "D must be at least 1 (scores are q . k over D); got q (2, 6, 5, 0)"),
         (
             {"q": (6, 5, 11), "k": (3, 7, 5), "v": (3, 7, 13)},
             "k must have shape [Hkv, S, D] with D=11 (from q); got (3, 7, 5)",
@@ -86,18 +85,14 @@ def test_sizes() -> None:
             [np.ones((1, 1), np.longdouble)] * 3,
             "q must be float16, bfloat16, float32, float64 or an integer type; got float128",
         ),
-        ([np.ones((1, 1), ">f4")] * 3, "q must be float16, bfloat16, float32, float64 or an integer type; got >f4"),
+        (
+            [np.ma.masked_equal([[1.0]], 1)] * 3,
+            "q must be an array without a mask of its own; got a numpy.ma.MaskedArray; pass q.filled(0), and "
+            "which keys are hidden as mask=",
+        ),
         (
             [np.ones((1, 1), "f4,f4")] * 3,
             "q must be float16, bfloat16, float32, float64 or an integer type; got [('f0', '<f4'), ('f1', '<f4')]",
-        ),
-        (
-            [np.ones((1, 1), np.float32), np.ones((1, 1)), np.ones((1, 1))],
-            "k must have q's dtype float32; got float64; cast one of them",
-        ),
-        (
-            [np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1), int)],
-            "v must have q's dtype float64; got int64; cast one of them",
         ),
         (
             [torch.ones(1, 1), torch.ones(1, 1).half(), torch.ones(1, 1)],
@@ -132,7 +127,7 @@ def test_types_that_break_a_rule(arrays: list[Any], words: str) -> None:
 
 
 def test_rows_of_unequal_length() -> None:
-    with pytest.raises(ValueError, match="attention: k must be an array with rows of equal length"):
+    with pytest.raises(ValueError, match="attention: k must have rows of equal length"):
         hw.attention([[1.0]], [[1.0], [1.0, 2.0]], [[1.0]])
 
 

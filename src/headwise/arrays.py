@@ -43,7 +43,9 @@ def like(x: Any, index: Any) -> Any:
 def to_numpy(x: Any) -> np.ndarray:
     """x as a NumPy array; a torch tensor is detached and brought to the CPU, bfloat16 widened."""
     if is_torch(x):
-        x = x.detach().cpu()
+        if x.is_meta:
+            raise TypeError("headwise: a tensor on the device meta holds no numbers to look at; got one; move it first")
+        x = x.detach().cpu().resolve_conj().resolve_neg()
         if str(x.dtype) == "torch.bfloat16":
             x = x.float()
         return x.numpy()  # type: ignore[no-any-return]

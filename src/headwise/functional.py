@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from headwise import shapes
-from headwise.arrays import is_jax, is_torch
+from headwise.arrays import in_graph, is_jax, is_torch
 from headwise.backends import choose
 from headwise.backends.row_sums import RowSums
+from headwise.captured import captured
+from headwise.given import as_numpy, check_beside, check_dense
 from headwise.masks import Mask, as_mask
 from headwise.scores import Options, ScoreMod
 from headwise.shapes import Sizes
@@ -77,7 +79,10 @@ def attention(
     """
     q, k, v = _same_kind(q, k, v)
     sizes = shapes.check_sizes(q, k, v)
-    shapes.check_dtypes(q, k, v, integers=isinstance(q, np.ndarray))
+    shapes.check_dtypes(q, k, v, numpy=isinstance(q, np.ndarray))
+    q, k, v = _promoted(q, k, v)
+    if sizes.D == 0:  # every score is an empty sum: 0, as that of one zero is
+        q, k, sizes = _one_wide(q), _one_wide(k), sizes._replace(D=1)
     options = _options(q, sizes, mask, bias, scale, softcap, sinks, head_gate, score_mod, dropout_p)
     lead = 4 - q.ndim
     q4, k4, v4 = (x[(None,) * lead] for x in (q, k, v))
@@ -205,12 +210,6 @@ def _check_projections(x: Any, w_q: Any, w_k: Any, w_v: Any, w_o: Any, context: 
     )
 
 
-DENSE = {
-    "sparse": "call its .to_dense()",
-    "nested": "headwise.nn takes nested tensors, or pack the sequences and pass mask=headwise.documents(ids)",
-}
-
-
 def _same_kind(*arrays: Any, names: tuple[str, ...] = ("q", "k", "v"), op: str = "attention") -> tuple[Any, ...]:
     """All NumPy, all JAX, or all torch on one device; lists become arrays."""
     tensors = [is_torch(x) for x in arrays]
@@ -218,27 +217,45 @@ def _same_kind(*arrays: Any, names: tuple[str, ...] = ("q", "k", "v"), op: str =
         for name, x, ok in zip(names, arrays, tensors, strict=True):
             if not ok:
                 raise TypeError(f"{op}: {name} must be a torch tensor, as the others are; got {type(x).__name__}")
-            if x.is_sparse or x.is_nested:
-                kind = "nested" if x.is_nested else "sparse"
-                raise TypeError(f"{op}: {name} must be a dense tensor; got a {kind} one; {DENSE[kind]}")
+            check_dense(op, name, x)
             if x.device != arrays[0].device:
                 raise TypeError(f"{op}: {name} must be on {names[0]}'s device {arrays[0].device}; got {x.device}")
         return arrays
     if any(map(is_jax, arrays)):
         jnp = sys.modules["jax"].numpy
-        return tuple(x if is_jax(x) else jnp.asarray(x) for x in arrays)
-    found = []
-    for name, x in zip(names, arrays, strict=True):
-        if isinstance(x, str | bytes | dict) or x is None:
-            raise TypeError(f"{op}: {name} must be a NumPy array or a torch tensor; got {type(x).__name__}")
-        try:
-            array = np.asarray(x)
-        except ValueError as error:
-            raise ValueError(f"{op}: {name} must be an array with rows of equal length; {error}") from None
-        if array.dtype.kind not in "iufV" and array.dtype.name not in shapes.FLOATS:
-            raise TypeError(f"{op}: {name} must be {', '.join(shapes.FLOATS)} or an integer type; got {array.dtype}")
-        found.append(array)
-    return tuple(found)
+        return tuple(
+            x if is_jax(x) else jnp.asarray(_numpy(op, name, x)) for name, x in zip(names, arrays, strict=True)
+        )
+    return tuple(_numpy(op, name, x) for name, x in zip(names, arrays, strict=True))
+
+
+def _numpy(op: str, name: str, x: Any) -> np.ndarray:
+    if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind == "f":
+        return x
+    if isinstance(x, str | bytes | dict) or x is None:
+        raise TypeError(f"{op}: {name} must be a NumPy array or a torch tensor; got {type(x).__name__}")
+    array = as_numpy(op, name, x)
+    if array.dtype.kind not in "iufV" and array.dtype.name not in shapes.FLOATS:
+        raise TypeError(f"{op}: {name} must be {', '.join(shapes.FLOATS)} or an integer type; got {array.dtype}")
+    return array
+
+
+def _promoted(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """NumPy arrays of different dtypes in the one that NumPy promotes them to; integers compute in fp64."""
+    if q.dtype == k.dtype == v.dtype or not isinstance(q, np.ndarray):
+        return q, k, v
+    dtypes = [x.dtype if x.dtype.kind not in "iu" else np.dtype(np.float64) for x in (q, k, v)]
+    names = {x.name for x in dtypes}
+    common = np.dtype(np.float32) if names == {"float16", "bfloat16"} else np.result_type(*dtypes)
+    return tuple(x.astype(common, copy=False) for x in (q, k, v))  # type: ignore[return-value]
+
+
+def _one_wide(x: Any) -> Any:
+    """x [..., 0] as zeros [..., 1], a part of x's graph."""
+    if is_torch(x):
+        return sys.modules["torch"].nn.functional.pad(x, (0, 1))
+    axes = [(0, 0)] * (x.ndim - 1) + [(0, 1)]
+    return sys.modules["jax"].numpy.pad(x, axes) if is_jax(x) else np.pad(x, axes)
 
 
 def _options(
@@ -257,6 +274,7 @@ def _options(
     rule: Mask | None = None
     if mask is not None:
         rule = as_mask(mask)
+        rule.check_beside(q)
         rule.check(sizes)
     extra = {"bias": bias, "sinks": sinks, "head_gate": head_gate}
     for name, x in extra.items():
@@ -271,6 +289,9 @@ def _options(
         shapes.check_head_gate(extra["head_gate"], sizes)
     if score_mod is not None and not callable(score_mod):
         raise TypeError(f"attention: score_mod must be a function of (s, b, h, i, j); got {type(score_mod).__name__}")
+    if score_mod is not None and not in_graph():
+        for name, x in captured(score_mod):
+            check_beside("attention", f"score_mod's {name}", x, q)
     p = shapes.check_dropout(p)
     if p and is_jax(q):
         raise TypeError(f"attention: dropout_p must be 0 for JAX arrays (there is no global random state); got {p}")
@@ -293,11 +314,10 @@ def _numbers(name: str, x: Any, q: Any) -> Any:
     """A floating-point array of q's library and device."""
     if is_jax(x) and is_jax(q):
         return x
-    if not is_torch(x):
-        try:
-            x = np.asarray(x)
-        except ValueError as error:
-            raise ValueError(f"attention: {name} must have rows of equal length; {error}") from None
+    if is_torch(x):
+        check_dense("attention", name, x)
+    else:
+        x = as_numpy("attention", name, x)
     found = shapes.dtype_name(x)
     if found == "bool" and name == "bias":
         raise TypeError("attention: bias must hold numbers to add to the scores; got booleans; those belong in mask=")
@@ -307,7 +327,8 @@ def _numbers(name: str, x: Any, q: Any) -> Any:
         torch = sys.modules["torch"]
         return torch.tensor(x.astype(np.float32) if found == "bfloat16" else x, device=q.device)
     if is_torch(x) and not is_torch(q):
-        raise TypeError(f"attention: {name} must be a NumPy array, as q is; got a torch tensor")
+        kind = "JAX" if is_jax(q) else "NumPy"
+        raise TypeError(f"attention: {name} must be a {kind} array, as q is; got a torch tensor on {x.device}")
     if is_torch(x) and x.device != q.device:
         raise TypeError(f"attention: {name} must be on q's device {q.device}; got {x.device}")
     return x

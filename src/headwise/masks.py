@@ -10,13 +10,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import reduce
+from operator import and_, is_, or_
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from headwise.arrays import in_graph, is_array, is_jax, is_torch, known, like
+from headwise.captured import captured
+from headwise.given import as_numpy, check_beside, check_dense
 from headwise.positions import default_offset
 from headwise.shapes import Sizes, check_broadcast
+
+LONGEST = 2000  # letters of a joined mask's repr, beyond which it says only how many there are
 
 
 class Span(NamedTuple):
@@ -43,20 +49,22 @@ class Mask:
 
     __array_ufunc__ = None  # so that `array & mask` asks the mask, and NumPy does not go through the array's elements
 
+    parts: tuple[Mask, ...] = ()  # what it is joined of
+
     def __and__(self, other: Any) -> Mask:
-        return _And(self, as_mask(other))
+        return _join(_And, self, as_mask(other))
 
     def __rand__(self, other: Any) -> Mask:
-        return _And(as_mask(other), self)
+        return _join(_And, as_mask(other), self)
 
     def __or__(self, other: Any) -> Mask:
-        return _Or(self, as_mask(other))
+        return _join(_Or, self, as_mask(other))
 
     def __ror__(self, other: Any) -> Mask:
-        return _Or(as_mask(other), self)
+        return _join(_Or, as_mask(other), self)
 
     def __invert__(self) -> Mask:
-        return _Not(self)
+        return self.invert()
 
     def invert(self) -> Mask:
         """~mask, in the spelling that torch.compile can follow inside a graph (it traces & and |, not ~).
@@ -66,10 +74,31 @@ class Mask:
         array([[0, 1],
                [0, 0]])
         """
-        return _Not(self)
+        return self.parts[0] if isinstance(self, _Not) else _Not((self,))
 
     def __bool__(self) -> bool:
         raise TypeError("mask: has no truth value; combine masks with & | ~ (not `and`, `or`, `not`)")
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(
+            "mask: a headwise mask is a rule and no array; pass it as mask=, combine it with & | ~, or write it out "
+            "with to_dense(L, S) (booleans, True = may attend)"
+        )
+
+    __array__ = __float__ = __int__ = __index__ = __complex__ = __len__ = __iter__ = __getitem__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __matmul__ = __rmatmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
+    __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __neg__ = __pos__ = __abs__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _types: Any, args: Any = (), _options: Any = None) -> Any:
+        """tensor & mask and tensor | mask are masks; all else that torch is asked to do with one is refused."""
+        name = getattr(function, "__name__", "").strip("_")
+        if name in ("and", "rand", "or", "ror") and len(args) == 2:
+            left, right = map(as_mask, args)
+            return left & right if name.endswith("and") else left | right
+        raise next(x for x in args if isinstance(x, Mask))._refuse()
 
     def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
         """Booleans for integer index arrays b, h, i, j that broadcast together; NumPy in, NumPy out, torch alike."""
@@ -85,6 +114,19 @@ class Mask:
     def offset(self, sizes: Sizes) -> Any:
         """The position of query 0 that this mask states, or None."""
         return None
+
+    def held(self) -> list[tuple[str, Any]]:
+        """The arrays that it is made of, and what errors call them."""
+        return []
+
+    def key(self) -> Any:
+        """Equal for masks that are made the same way; None for masks that hold arrays or functions."""
+        return None
+
+    def check_beside(self, q: Any, op: str = "attention", whose: str = "q") -> None:
+        """Raises TypeError where something it holds lies on another device than q."""
+        for name, x in self.held():
+            check_beside(op, name, x, q, whose)
 
     def to_dense(self, L: int, S: int, B: int = 1, H: int = 1) -> np.ndarray:
         """The mask written out, booleans [B, H, L, S]; for tests and eyes, never used by a kernel.
@@ -105,66 +147,177 @@ def as_mask(x: Any) -> Mask:
     return x if isinstance(x, Mask) else dense(x)
 
 
-@dataclass(frozen=True, eq=False)
-class _And(Mask):
-    left: Mask
-    right: Mask
+T = TypeVar("T")
+
+
+def fold(mask: Mask, leaf: Callable[[Mask], T], join: Callable[[Any, list[T]], T]) -> T:
+    """`leaf` of every rule, put together by `join` (of an _And, _Or or _Not, and what its parts came to).
+
+    It does not recurse: masks may be joined some thousands deep, and a part may occur in several places.
+    """
+    found: list[T] = []
+    known: dict[Mask, T] = {}
+    remember = not in_graph()  # torch.compile cannot follow a dict of masks
+    work: list[tuple[Mask, bool]] = [(mask, False)]
+    while work:
+        one, ready = work.pop()
+        if remember and one in known:
+            found.append(known[one])
+            continue
+        if not one.parts:
+            found.append(leaf(one))
+        elif not ready:
+            work.append((one, True))
+            work.extend([(part, False) for part in reversed(one.parts)])
+            continue
+        else:
+            n = len(one.parts)
+            found, given = found[:-n], found[-n:]
+            found.append(join(one, given))
+        if remember:
+            known[one] = found[-1]
+    return found[0]
+
+
+class _Joined(Mask):
+    """Masks joined by &, | or ~."""
+
+    parts: tuple[Mask, ...]
+    sign = ""
 
     def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
-        return self.left.allowed(b, h, i, j, sizes) & self.right.allowed(b, h, i, j, sizes)
+        return fold(self, lambda m: m.allowed(b, h, i, j, sizes), lambda m, found: m.joined(found))
+
+    def joined(self, found: list[Any]) -> Any:
+        """The booleans of the parts, joined."""
+        raise NotImplementedError
 
     def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
-        x, y = self.left.span(i0, i1, sizes), self.right.span(i0, i1, sizes)
-        return _span(
-            sizes,
-            max(x.start, y.start),
-            min(x.stop, y.stop),
-            max(x.whole_start, y.whole_start),
-            min(x.whole_stop, y.whole_stop),
-        )
+        def joined(m: _Joined, found: list[Span]) -> Span:
+            return m.joined_spans(found, sizes)
+
+        return fold(self, lambda m: m.span(i0, i1, sizes), joined)
+
+    def joined_spans(self, found: list[Span], sizes: Sizes) -> Span:
+        """The spans of the parts, joined."""
+        raise NotImplementedError
 
     def check(self, sizes: Sizes, op: str = "attention") -> None:
-        self.left.check(sizes, op)
-        self.right.check(sizes, op)
+        fold(self, lambda m: m.check(sizes, op), lambda m, found: None)
 
     def offset(self, sizes: Sizes) -> Any:
-        left = self.left.offset(sizes)
-        return self.right.offset(sizes) if left is None else left
+        def first(m: Mask, found: list[Any]) -> Any:
+            for x in found:
+                if x is not None:
+                    return x
+            return None
+
+        return fold(self, lambda m: m.offset(sizes), first)
+
+    def held(self) -> list[tuple[str, Any]]:
+        def together(m: Mask, found: list[Any]) -> Any:
+            return [pair for pairs in found for pair in pairs]
+
+        return fold(self, lambda m: m.held(), together)
+
+    def key(self) -> Any:
+        def of_parts(m: Mask, found: list[Any]) -> Any:
+            return None if None in found else (type(m).__name__, *found)
+
+        return fold(self, lambda m: m.key(), of_parts)
+
+    def __repr__(self) -> str:
+        def text(m: _Joined, found: list[str]) -> str:
+            joined = f" {m.sign} ".join(found) if found[1:] else f"~{found[0]}"
+            joined = f"({joined})" if found[1:] else joined
+            return joined if len(joined) <= LONGEST else f"({len(m.parts)} masks joined by {m.sign})"
+
+        return fold(self, repr, text)
+
+    def __reduce__(self) -> Any:
+        rules: list[Any] = []
+
+        def put(x: Any) -> int:
+            rules.append(x)
+            return len(rules) - 1
+
+        fold(self, put, lambda m, places: put((type(m), places)))
+        return _from_rules, (rules,)
 
 
-@dataclass(frozen=True, eq=False)
-class _Or(_And):
-    def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
-        return self.left.allowed(b, h, i, j, sizes) | self.right.allowed(b, h, i, j, sizes)
-
-    def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
-        x, y = self.left.span(i0, i1, sizes), self.right.span(i0, i1, sizes)
-        if x.start == x.stop or y.start == y.stop:
-            return x if y.start == y.stop else y
-        whole = max((x.whole_start, x.whole_stop), (y.whole_start, y.whole_stop), key=lambda w: w[1] - w[0])
-        return _span(sizes, min(x.start, y.start), max(x.stop, y.stop), *whole)
+def rejoined(mask: Mask, parts: list[Mask]) -> Mask:
+    """A joined mask with other parts."""
+    return mask if all(map(is_, parts, mask.parts)) else type(mask)(tuple(parts))  # type: ignore[call-arg]
 
 
-@dataclass(frozen=True, eq=False)
-class _Not(Mask):
-    inner: Mask
+def _from_rules(rules: list[Any]) -> Mask:
+    """What a pickle holds, joined again: leaves, and kinds with the places of their parts before them."""
+    made: list[Mask] = []
+    for x in rules:
+        made.append(x if isinstance(x, Mask) else x[0](tuple(made[at] for at in x[1])))
+    return made[-1]
 
-    def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
-        return ~self.inner.allowed(b, h, i, j, sizes)
 
-    def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
-        x = self.inner.span(i0, i1, sizes)
+def _join(kind: type[_And] | type[_Or], *masks: Mask) -> Mask:
+    """Masks joined by & or |: what is joined in a row is one rule of many parts, and a part said twice is said once."""
+    parts: list[Mask] = []
+    for mask in masks:
+        parts.extend(mask.parts if type(mask) is kind else (mask,))
+    if not in_graph():
+        own: dict[Any, Mask] = {}
+        for part in parts:
+            key = None if part.parts else part.key()
+            own.setdefault(part if key is None else key, part)
+        parts = list(own.values())
+    return kind(tuple(parts)) if len(parts) > 1 else parts[0]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _And(_Joined):
+    parts: tuple[Mask, ...]
+    sign = "&"
+
+    def joined(self, found: list[Any]) -> Any:
+        return reduce(and_, found)
+
+    def joined_spans(self, found: list[Span], sizes: Sizes) -> Span:
+        start, stop, whole_start, whole_stop = zip(*found, strict=True)
+        return _span(sizes, max(start), min(stop), max(whole_start), min(whole_stop))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Or(_Joined):
+    parts: tuple[Mask, ...]
+    sign = "|"
+
+    def joined(self, found: list[Any]) -> Any:
+        return reduce(or_, found)
+
+    def joined_spans(self, found: list[Span], sizes: Sizes) -> Span:
+        def either(x: Span, y: Span) -> Span:
+            if x.start == x.stop or y.start == y.stop:
+                return x if y.start == y.stop else y
+            whole = max((x.whole_start, x.whole_stop), (y.whole_start, y.whole_stop), key=lambda w: w[1] - w[0])
+            return _span(sizes, min(x.start, y.start), max(x.stop, y.stop), *whole)
+
+        return reduce(either, found)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Not(_Joined):
+    parts: tuple[Mask]
+    sign = "~"
+
+    def joined(self, found: list[Any]) -> Any:
+        return ~found[0]
+
+    def joined_spans(self, found: list[Span], sizes: Sizes) -> Span:
+        x = found[0]
         seen_by_all = x.whole_start < x.whole_stop
         start = x.whole_stop if seen_by_all and x.whole_start == 0 else 0
         stop = x.whole_start if seen_by_all and x.whole_stop == sizes.S and start == 0 else sizes.S
         whole = (x.stop, sizes.S) if x.start == 0 else (0, x.start)
         return _span(sizes, start, stop, *whole)
-
-    def check(self, sizes: Sizes, op: str = "attention") -> None:
-        self.inner.check(sizes, op)
-
-    def offset(self, sizes: Sizes) -> Any:
-        return self.inner.offset(sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +331,12 @@ class _Window(Mask):
 
     def offset(self, sizes: Sizes) -> Any:
         return default_offset(sizes) if self.at is None else self.at
+
+    def held(self) -> list[tuple[str, Any]]:
+        return [(f"{self.name}(offset)", self.at)] if is_array(self.at) else []
+
+    def key(self) -> Any:
+        return ("window", self.left, self.right, self.at) if self.at is None or isinstance(self.at, int) else None
 
     def check(self, sizes: Sizes, op: str = "attention") -> None:
         _check_per_batch(f"{self.name}(offset)", self.at, sizes, op)
@@ -205,6 +364,12 @@ class _Lengths(Mask):
     lengths: Any
     name: str
 
+    def held(self) -> list[tuple[str, Any]]:
+        return [(f"{self.name}(lengths)", self.lengths)] if is_array(self.lengths) else []
+
+    def key(self) -> Any:
+        return ("lengths", self.lengths) if isinstance(self.lengths, int) else None
+
     def check(self, sizes: Sizes, op: str = "attention") -> None:
         _check_per_batch(f"{self.name}(lengths)", self.lengths, sizes, op)
         extent = _extent(self.lengths)
@@ -227,6 +392,9 @@ class _Keys(Mask):
     """Which keys are real, [B, S]."""
 
     valid: Any
+
+    def held(self) -> list[tuple[str, Any]]:
+        return [("keys(valid)", self.valid)]
 
     def check(self, sizes: Sizes, op: str = "attention") -> None:
         if tuple(self.valid.shape) not in ((sizes.B, sizes.S), (1, sizes.S)):
@@ -252,6 +420,9 @@ class _Documents(Mask):
 
     query_ids: Any  # [L] or [B, L]
     key_ids: Any  # [S] or [B, S]
+
+    def held(self) -> list[tuple[str, Any]]:
+        return [("documents(query_ids)", self.query_ids), ("documents(key_ids)", self.key_ids)]
 
     def check(self, sizes: Sizes, op: str = "attention") -> None:
         for name, ids, letter, n in (("query", self.query_ids, "L", sizes.L), ("key", self.key_ids, "S", sizes.S)):
@@ -282,6 +453,9 @@ class _Documents(Mask):
 class _Dense(Mask):
     array: Any
 
+    def held(self) -> list[tuple[str, Any]]:
+        return [("mask", self.array)]
+
     def check(self, sizes: Sizes, op: str = "attention") -> None:
         check_broadcast("mask", tuple(self.array.shape), sizes, op)
 
@@ -295,9 +469,17 @@ class _Dense(Mask):
 class _MaskMod(Mask):
     function: Callable[[Any, Any, Any, Any], Any]
 
+    def held(self) -> list[tuple[str, Any]]:
+        if in_graph():
+            return []
+        return [(f"mask_mod's {name}", x) for name, x in captured(self.function)]
+
     def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
         result = self.function(b, h, i, j)
         if is_array(result):
+            check_beside("mask_mod", "what the function returns", result, j, "its indices")
+            if isinstance(result, np.ndarray):
+                result = as_numpy("mask_mod", "what the function returns", result)
             result = like(result, j)
         if isinstance(result, bool):
             return (j == j) if result else (j != j)
@@ -431,7 +613,12 @@ def dense(array: Any) -> Mask:
     >>> hw.dense([[True, False]]).to_dense(1, 2).shape
     (1, 1, 1, 2)
     """
-    array = array if is_array(array) and not in_graph() else _own("attention", "mask", array)
+    if isinstance(array, np.ndarray) and not in_graph():
+        array = as_numpy("attention", "mask", array)
+    elif is_torch(array):
+        check_dense("attention", "mask", array)
+    elif not is_jax(array):
+        array = _own("attention", "mask", array)
     if str(array.dtype).removeprefix("torch.") != "bool":
         raise TypeError(
             f"attention: mask must be a headwise mask or a boolean array (True = may attend); got {array.dtype}; "
@@ -494,15 +681,13 @@ def _integer_array(op: str, name: str, x: Any) -> Any:
 def _own(op: str, name: str, x: Any) -> Any:
     """A copy, so that a mask stays what it was when the caller's array changes (JAX arrays never do)."""
     if is_torch(x):
+        check_dense(op, name, x)
         return x.clone()
     if is_jax(x):
         return x
     if in_graph():
         return _tensor(x)
-    try:
-        return np.array(x)
-    except ValueError as error:
-        raise ValueError(f"{op}: {name} must have rows of equal length; {error}") from None
+    return np.array(as_numpy(op, name, x))
 
 
 def _tensor(x: Any) -> Any:

@@ -44,7 +44,7 @@ def attention(
     (B, H, L, D), S = q.shape, k.shape[2]
     k, v = (x.repeat(H // max(x.shape[1], 1), axis=1) for x in (k, v))  # [B, H, S, D], [B, H, S, Dv]
     with np.errstate(all="ignore"):
-        s = q @ k.swapaxes(2, 3) * (D**-0.5 if scale is None else scale)  # [B, H, L, S]
+        s = q @ k.swapaxes(2, 3) * (max(D, 1) ** -0.5 if scale is None else scale)  # [B, H, L, S]
         if softcap is not None:
             s = softcap * np.tanh(s / softcap)
         if score_mod is not None:
@@ -89,7 +89,7 @@ def gradients(q: Array, k: Array, v: Array, dout: Array, dlse: Array | float = 0
     (B, H), Hkv = o.lse.shape[:2], k.shape[1]
     group = H // max(Hkv, 1)
     k_h, v_h = (np.asarray(x, np.float64).repeat(group, 1) for x in (k, v))
-    scale = q.shape[3] ** -0.5 if options.get("scale") is None else options["scale"]
+    scale = max(q.shape[3], 1) ** -0.5 if options.get("scale") is None else options["scale"]
     gate = np.broadcast_to(np.asarray(options.get("head_gate", 1.0), np.float64), (B, H))[:, :, None, None]
     kept = np.broadcast_to(options.get("kept", True), o.weights.shape) / (1 - options.get("dropout_p", 0.0))
     dlse = np.broadcast_to(dlse, o.lse.shape)[..., None]

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from headwise.arrays import is_array, like
+from headwise.given import as_numpy, check_beside
 from headwise.masks import Mask
 from headwise.shapes import FLOATS, Sizes, dtype_name
 
@@ -53,6 +56,9 @@ def modified(result: Any, s: Any) -> Any:
     """What a score_mod returned for the scores s, once it is known to be numbers that broadcast to them."""
     if not is_array(result):
         raise TypeError(f"attention: score_mod must return an array like s; got {type(result).__name__}")
+    check_beside("score_mod", "what the function returns", result, s, "s")
+    if isinstance(result, np.ma.MaskedArray):
+        as_numpy("score_mod", "what the function returns", result)
     if dtype_name(result) not in FLOATS and not dtype_name(result).startswith(("int", "uint")):
         raise TypeError(f"attention: score_mod must return numbers; got {dtype_name(result)}; masks belong in mask=")
     found, full = tuple(result.shape), tuple(s.shape)

@@ -78,22 +78,20 @@ def check_sizes(q: Any, k: Any, v: Any, op: str = "attention") -> Sizes:
             f"{op}: H must be a multiple of Hkv (query head h reads key head h // (H // Hkv)); "
             f"got H={H} (q), Hkv={Hkv} (k)"
         )
-    if D == 0:
-        raise ValueError(f"{op}: D must be at least 1 (scores are q . k over D); got q {_shape(q)}")
     return Sizes(B, H, Hkv, L, S, D, Dv)
 
 
-def check_dtypes(q: Any, k: Any, v: Any, op: str = "attention", integers: bool = False) -> None:
-    """One dtype for all three: fp16, bf16, fp32 or fp64 (and NumPy integers, which compute in fp64)."""
+def check_dtypes(q: Any, k: Any, v: Any, op: str = "attention", numpy: bool = False) -> None:
+    """One dtype for all three: fp16, bf16, fp32 or fp64; NumPy arrays may be integers, and of several dtypes."""
     if q.dtype == k.dtype == v.dtype and dtype_name(q) in FLOATS:
         return
     for name, x in (("q", q), ("k", k), ("v", v)):
         found = dtype_name(x)
-        if found not in FLOATS and not (integers and x.dtype.kind in "iu"):
-            also = " or an integer type" if integers else ""
+        if found not in FLOATS and not (numpy and x.dtype.kind in "iu"):
+            also = " or an integer type" if numpy else ""
             raise TypeError(f"{op}: {name} must be {', '.join(FLOATS)}{also}; got {found}")
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
+        if x.dtype != q.dtype and not numpy:
             raise TypeError(f"{op}: {name} must have q's dtype {dtype_name(q)}; got {dtype_name(x)}; cast one of them")
 
 

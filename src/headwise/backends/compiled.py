@@ -15,7 +15,7 @@ from headwise.backends.row_sums import RowSums
 from headwise.kernels import masking, trace
 from headwise.kernels.adjust import Operand, Rules
 from headwise.kernels.bounds import Bounds
-from headwise.kernels.trace import SCORE, B, Captures, H, I, J, Node
+from headwise.kernels.trace import SCORE, B, Captures, H, I, J, Node, TraceError
 from headwise.masks import Mask
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -104,7 +104,7 @@ def attention(
     if sizes.B * sizes.H * sizes.L == 0:
         return out, lse
     if tensors:
-        addresses = [x.data_ptr() for x in (q, k, v, out, lse)]
+        addresses = [*map(read_address, (q, k, v)), out.data_ptr(), lse.data_ptr()]
         problem = Problem(sizes, kind(q), 1, q.stride(), k.stride(), v.stride(), options.scale)
     else:
         addresses = [x.__array_interface__["data"][0] for x in (q, k, v, out, lse)]
@@ -156,7 +156,15 @@ def kind(x: Any) -> str:
 
 
 def address(x: Any) -> int:
-    return int(x.data_ptr() if is_torch(x) else x.__array_interface__["data"][0])
+    return int(read_address(x) if is_torch(x) else x.__array_interface__["data"][0])
+
+
+def read_address(x: Any) -> int:
+    """Where a tensor lies, for reading only: data_ptr() copies what is shared until somebody writes (_lazy_clone)."""
+    C = sys.modules["torch"]._C
+    if C._is_cow_tensor(x):
+        return int(C._data_address(x) + x.storage_offset() * x.element_size())
+    return int(x.data_ptr())
 
 
 def _strides(x: Any) -> tuple[int, ...]:
@@ -185,10 +193,13 @@ def _array_rows(x: np.ndarray) -> np.ndarray:
 
 
 def _tensor_rows(x: Any) -> Any:
-    x = x.detach() if x.requires_grad else x
-    if x.is_neg() or x.is_conj():
-        x = x.resolve_neg().resolve_conj()
+    x = _resolved(x.detach() if x.requires_grad else x)
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+def _resolved(x: Any) -> Any:
+    """x with its numbers as they lie in memory: torch may keep a sign or a conjugation as a bit of the view."""
+    return x.resolve_neg().resolve_conj() if x.is_neg() or x.is_conj() else x
 
 
 _masked: dict[Any, tuple[Any, Any, Any]] = {}
@@ -196,7 +207,7 @@ _masked: dict[Any, tuple[Any, Any, Any]] = {}
 
 def _with_mask(problem: Any, o: Options, mask: Mask) -> tuple[Any, Any, Any]:
     """`with_options` where there is only a mask: one that holds no array is the same again next time."""
-    key = masking.key(mask)
+    key = mask.key()
     if key is None:
         return with_options(problem, o)
     found = _masked.get((problem, key))
@@ -307,7 +318,10 @@ def _readable(x: Any) -> Any:
     """An array that a tree refers to, in a dtype and with strides that kernels read."""
     if is_torch(x):
         torch = sys.modules["torch"]
-        x = x.detach()
+        if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.device.type != "cpu":
+            found = f"{type(x).__name__} on {x.device}"
+            raise TraceError(f"attention: kernels read plain tensors on the CPU; got a {found}")
+        x = _resolved(x.detach())
         if str(x.dtype).removeprefix("torch.") not in NAMES:
             x = x.to(torch.float64 if x.dtype.is_floating_point else torch.int64)
         return x

@@ -5,6 +5,7 @@ L queries, S keys; a mask is built by ONNX operators from the lengths at run tim
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,20 +142,24 @@ class _Rule:
 
     def build(self, rule: str) -> Any:
         self.words = iter(rule.split())
-        return self._next()
+        found: list[Any] = []
+        for name in self.words:
+            if name in ("and", "or", "not"):
+                n = int(next(self.words))
+                found, parts = found[:-n], found[-n:]
+                join = {"and": self.op.And, "or": self.op.Or}.get(name)
+                found.append(self.op.Not(parts[0]) if join is None else functools.reduce(join, parts))
+            else:
+                found.append(self._leaf(name))
+        return found[0]
 
     def _range(self, n: Any) -> Any:
         op = self.op
         zero, one = (op.Constant(value_int=x) for x in (0, 1))
         return op.Range(zero, op.Squeeze(n), one)
 
-    def _next(self) -> Any:
-        op, name = self.op, next(self.words)
-        if name in ("and", "or"):
-            left = self._next()
-            return (op.And if name == "and" else op.Or)(left, self._next())
-        if name == "not":
-            return op.Not(self._next())
+    def _leaf(self, name: str) -> Any:
+        op = self.op
         if name == "window":
             left, right, at = self._value(), self._value(), self._value()
             offset = self.default_offset if at is None else self._per_batch(at)

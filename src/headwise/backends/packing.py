@@ -10,21 +10,25 @@ from headwise.arrays import is_array
 
 def has_function(mask: Any) -> bool:
     """Whether a mask_mod is part of it."""
-    if isinstance(mask, masks._And):  # and _Or
-        return has_function(mask.left) or has_function(mask.right)
-    if isinstance(mask, masks._Not):
-        return has_function(mask.inner)
-    return isinstance(mask, masks._MaskMod)
+    if mask is None:
+        return False
+    return masks.fold(mask, lambda m: isinstance(m, masks._MaskMod), lambda m, found: any(found))
 
 
 def pack(mask: Any, arrays: list[Any], numbers: list[Any]) -> str:
-    """A mask as a text, with what it holds put on the two lists; `unpack` undoes it."""
-    if isinstance(mask, masks._And):  # and _Or
-        op = "or" if isinstance(mask, masks._Or) else "and"
-        left = pack(mask.left, arrays, numbers)
-        return f"{op} {left} {pack(mask.right, arrays, numbers)}"
-    if isinstance(mask, masks._Not):
-        return f"not {pack(mask.inner, arrays, numbers)}"
+    """A mask as a text, with what it holds put on the two lists; `unpack` undoes it.
+
+    What is joined comes before how: "window ... lengths ... and 2".
+    """
+    return masks.fold(mask, lambda m: _pack(m, arrays, numbers), _packed)
+
+
+def _packed(mask: Any, parts: list[str]) -> str:
+    name = "not" if isinstance(mask, masks._Not) else "or" if isinstance(mask, masks._Or) else "and"
+    return f"{' '.join(parts)} {name} {len(parts)}"
+
+
+def _pack(mask: Any, arrays: list[Any], numbers: list[Any]) -> str:
     if isinstance(mask, masks._Window):
         parts = [_put(x, arrays, numbers) for x in (mask.left, mask.right, mask.at)]
         return f"window {parts[0]} {parts[1]} {parts[2]}"
@@ -59,19 +63,20 @@ def unpack(rule: str, arrays: list[Any], numbers: list[Any]) -> masks.Mask:
             return None
         return (arrays if word[0] == "a" else numbers)[int(word[1:])]
 
-    def mask() -> masks.Mask:
-        name = next(words)
-        if name in ("and", "or"):
-            left = mask()
-            return left & mask() if name == "and" else left | mask()
-        if name == "not":
-            return ~mask()
-        if name == "window":
+    found: list[masks.Mask] = []
+    for name in words:
+        if name in ("and", "or", "not"):
+            n = int(next(words))
+            found, parts = found[:-n], found[-n:]
+            kind: Any = {"and": masks._And, "or": masks._Or, "not": masks._Not}[name]
+            found.append(kind(tuple(parts)))
+        elif name == "window":
             left, right, at = value(), value(), value()
-            return masks.window(left, right, at)
-        if name == "documents":
+            found.append(masks.window(left, right, at))
+        elif name == "documents":
             queries, keys = value(), value()
-            return masks.documents(queries, keys)
-        return {"lengths": masks.key_lengths, "keys": masks.keys, "dense": masks.dense}[name](value())
-
-    return mask()
+            found.append(masks.documents(queries, keys))
+        else:
+            make = {"lengths": masks.key_lengths, "keys": masks.keys, "dense": masks.dense}[name]
+            found.append(make(value()))
+    return found[0]

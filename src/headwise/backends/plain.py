@@ -74,7 +74,7 @@ def finish(s: Array, at: Any, bias_at: Any, options: Options, sizes: Sizes) -> A
     if options.softcap is not None:
         s = work.type(options.softcap) * np.tanh(s / work.type(options.softcap))
     if options.score_mod is not None:
-        s = np.broadcast_to(modified(to_numpy(options.score_mod(s, *at)), s), s.shape).astype(work, copy=False)
+        s = np.broadcast_to(to_numpy(modified(options.score_mod(s, *at), s)), s.shape).astype(work, copy=False)
     if options.bias is not None:
         s = s + to_numpy(take_bias(options.bias, *bias_at)).astype(work, copy=False)
     if options.mask is not None:

@@ -6,6 +6,7 @@ Neither is ever an L x S array: a rule looks at lengths, ids and offsets, the sp
 from __future__ import annotations
 
 import weakref
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,32 @@ Spans = tuple[
 ]  # start, stop, whole start, whole stop: each [B or 1, blocks]
 
 
+DEEPEST = 64  # masks joined within one another; rows of & and | are as wide as one likes
+MOST = 256  # rules in one kernel, each a part of the program
+
+
 def rule(mask: masks.Mask, sizes: Sizes, captures: Captures) -> Node:
     """True where query i may attend to key j, as a tree."""
+    found = masks.fold(mask, lambda m: (_leaf(m, sizes, captures), 1, 1), _joined)
+    return found[0]
+
+
+def _joined(mask: masks.Mask, parts: list[tuple[Node, int, int]]) -> tuple[Node, int, int]:
+    """The tree of joined masks, how deep it is in masks, and how many rules are in it."""
+    depth, count = 1 + max(deep for _, deep, _ in parts), sum(n for _, _, n in parts)
+    if depth > DEEPEST or count > MOST:
+        raise TraceError(f"attention: a mask of {count} rules, {depth} deep, is too much for a kernel")
+    trees = [tree for tree, _, _ in parts]
+    if isinstance(mask, masks._Not):
+        return ("invert", *trees), depth, count
+    op = "bitwise_or" if isinstance(mask, masks._Or) else "bitwise_and"
+    while trees[1:]:  # halves of halves, so that the tree stays flat
+        trees = [(op, *trees[n : n + 2]) if trees[n + 1 : n + 2] else trees[n] for n in range(0, len(trees), 2)]
+    return trees[0], depth, count
+
+
+def _leaf(mask: masks.Mask, sizes: Sizes, captures: Captures) -> Node:
     match mask:
-        case masks._Or(left=x, right=y):
-            return ("bitwise_or", rule(x, sizes, captures), rule(y, sizes, captures))
-        case masks._And(left=x, right=y):
-            return ("bitwise_and", rule(x, sizes, captures), rule(y, sizes, captures))
-        case masks._Not(inner=x):
-            return ("invert", rule(x, sizes, captures))
         case masks._Window(left=left, right=right):
             at = mask.offset(sizes)
             terms: list[Node] = []
@@ -86,35 +104,25 @@ def _moved(offset: Any, by: int, captures: Captures) -> Node:
     return _per_batch(np.clip(_numbers(offset)[:, 0] + by, -FAR, FAR), captures)
 
 
-def key(mask: masks.Mask) -> Any:
-    """Equal for masks that are made the same way; masks that hold arrays or functions have none."""
-    match mask:
-        case masks._And(left=x, right=y):  # and _Or
-            keys = key(x), key(y)
-            return None if None in keys else (type(mask).__name__, *keys)
-        case masks._Not(inner=x):
-            return None if key(x) is None else ("not", key(x))
-        case masks._Window(left=left, right=right, at=at):
-            return ("window", left, right, at) if at is None or isinstance(at, int) else None
-        case masks._Lengths(lengths=n):
-            return ("lengths", n) if isinstance(n, int) else None
-    return None
-
-
 def spans(mask: masks.Mask, sizes: Sizes, i0: np.ndarray, i1: np.ndarray) -> Spans:
     """For blocks of queries i0 <= i < i1: which keys any of them sees at all, and which all of them see."""
+    def joined(m: masks.Mask, found: list[Spans]) -> Spans:
+        if isinstance(m, masks._Not):
+            return _without(found[0], sizes.S)
+        return reduce(_either if isinstance(m, masks._Or) else partial(_both, sizes.S), found)
+
+    return masks.fold(mask, lambda m: _leaf_spans(m, sizes, i0, i1), joined)
+
+
+def _both(S: int, a: Spans, b: Spans) -> Spans:
+    """What two rules let see."""
+    start, stop, whole_start, whole_stop = (f(p, q) for f, p, q in zip((np.maximum, np.minimum) * 2, a, b, strict=True))
+    return _tidy(start, stop, whole_start, whole_stop, S)
+
+
+def _leaf_spans(mask: masks.Mask, sizes: Sizes, i0: np.ndarray, i1: np.ndarray) -> Spans:
     S = sizes.S
     match mask:
-        case masks._Or(left=x, right=y):
-            return _either(spans(x, sizes, i0, i1), spans(y, sizes, i0, i1))
-        case masks._And(left=x, right=y):
-            a, b = spans(x, sizes, i0, i1), spans(y, sizes, i0, i1)
-            start, stop, whole_start, whole_stop = (
-                f(p, q) for f, p, q in zip((np.maximum, np.minimum) * 2, a, b, strict=True)
-            )
-            return _tidy(start, stop, whole_start, whole_stop, S)
-        case masks._Not(inner=x):
-            return _without(spans(x, sizes, i0, i1), S)
         case masks._Window(left=left, right=right):
             at = _numbers(mask.offset(sizes))
             first, last = at + i0, at + i1 - 1  # positions of the outermost queries, [B or 1, blocks]

@@ -140,7 +140,7 @@ class Plan:
         """Which keys each block of queries sees [B or 1, blocks, 4], and the stride from one batch entry to the
         next.
         """
-        key = masking.key(mask)
+        key = mask.key()
         found = launch.spans.get(key) if key is not None else None
         if found is None:
             i0 = launch.first + np.arange(launch.blocks) * launch.size

@@ -7,6 +7,8 @@ indices is written out, one bit a place, which only a text of some thousand toke
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import and_, or_
 from typing import Any
 
 import numpy as np
@@ -26,11 +28,11 @@ def written(mask: Mask | None, sizes: Sizes, put: Put) -> Any:
     match mask:
         case None:
             return None
-        case masks._Or(left=x, right=y):  # before _And, which it derives from
-            return ["or", written(x, sizes, put), written(y, sizes, put)]
-        case masks._And(left=x, right=y):
-            return ["and", written(x, sizes, put), written(y, sizes, put)]
-        case masks._Not(inner=x):
+        case masks._Or(parts=parts):
+            return ["or", *(written(x, sizes, put) for x in parts)]
+        case masks._And(parts=parts):
+            return ["and", *(written(x, sizes, put) for x in parts)]
+        case masks._Not(parts=(x,)):
             return ["not", written(x, sizes, put)]
         case masks._Window(left=left, right=right, at=at, name=name):
             return ["window", left, right, _number(at, put), name]
@@ -50,11 +52,11 @@ def read(said: Any, get: Get) -> Mask | None:
     match said:
         case None:
             return None
-        case ["or" | "and" as name, x, y]:
-            left, right = read(x, get), read(y, get)
-            if left is None or right is None:
-                raise ValueError(f"{name} needs two masks")
-            return left | right if name == "or" else left & right
+        case ["or" | "and" as name, x, y, *more]:
+            parts = [part for z in (x, y, *more) if (part := read(z, get)) is not None]
+            if len(parts) < len(more) + 2:
+                raise ValueError(f"{name} needs masks")
+            return reduce(or_ if name == "or" else and_, parts)
         case ["not", x]:
             inner = read(x, get)
             if inner is None:

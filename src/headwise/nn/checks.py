@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from headwise import shapes
+from headwise.given import check_beside, check_dense
+from headwise.masks import Mask
 from headwise.nn.cache import KVCache
 from headwise.nn.rotary import RotaryEmbedding
 from headwise.shapes import FLOATS, dtype_name
@@ -180,12 +182,22 @@ def check_inputs(x: Any, context: Any, value: Any, widths: tuple[int, int, int],
         )
 
 
+def check_beside_x(x: Any, **given: Any) -> None:
+    """What a call says beside x lies where x does; plain numbers of any library are moved."""
+    for name, y in given.items():
+        if isinstance(y, Mask):
+            y.check_beside(x, OP, "x")
+        else:
+            check_beside(OP, name, y, x, "x")
+
+
 def _check_input(name: str, x: Any, letters: str, width_letter: str, width: int, weight: Any) -> None:
     if not isinstance(x, torch.Tensor):
         fix = f"; pass torch.as_tensor({name})" if hasattr(x, "__array__") or isinstance(x, list) else ""
         raise TypeError(f"{OP}: {name} must be a torch tensor; got {type(x).__name__}{fix}")
     if x.is_nested:
         raise TypeError(f"{OP}: {name} must be nested only where x is; got a nested tensor beside an ordinary x")
+    check_dense(OP, name, x)
     if x.dim() not in (2, 3) or x.shape[-1] != width:
         raise ValueError(f"{OP}: {name} must have shape {letters} with {width_letter}={width}; got {tuple(x.shape)}")
     # A layer whose weights are loaded or dequantised when a projection runs shows others until then: not ours to judge.

@@ -114,10 +114,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         batched = query.dim() == 3
         q, k, v = (_split(self, y) for y in _project(self, query, key, value))  # [B, H, L, E / H], [B, H, S, E / H]
         B, H, L, S = *q.shape[:3], k.shape[2]
-        checks.check_masks(attn_mask, key_padding_mask, B, H, L, S, batched)
+        checks.check_masks(attn_mask, key_padding_mask, B, H, L, S, batched, query)
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask[None]
-        mask, bias = constraints(attn_mask, key_padding_mask, is_causal, H, _extra(self), S)
+        mask, bias = constraints(attn_mask, key_padding_mask, is_causal, H, _extra(self), S, query.device)
         out, w = _attend(self, q, k, v, mask, bias, need_weights)
         y = _merge(self, out, batched)
         if not need_weights:
@@ -231,7 +231,7 @@ def _nested(
     x = nested.packed(query)
     context = x if key is query else nested.packed(key)
     q, k, v = (_split(layer, y) for y in _project(layer, x, context, context if value is key else nested.packed(value)))
-    mask = nested.constraints(queries, key_lengths, is_causal, _extra(layer))
+    mask = nested.constraints(queries, key_lengths, is_causal, _extra(layer), query.device)
     out, w = _attend(layer, q, k, v, mask, None, looked)
     y = nested.unpacked(_merge(layer, out, batched=False), query)
     if not looked:

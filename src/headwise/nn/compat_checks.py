@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.given import check_beside, check_dense
 from headwise.shapes import FLOATS, dtype_name
 
 OP = "MultiheadAttention"
@@ -107,20 +108,23 @@ def check_nested(layer: nn.MultiheadAttention, inputs: dict[str, Any], masks: di
             )
 
 
-def check_masks(attn_mask: Any, key_padding_mask: Any, B: int, H: int, L: int, S: int, batched: bool) -> None:
+def check_masks(
+    attn_mask: Any, key_padding_mask: Any, B: int, H: int, L: int, S: int, batched: bool, query: Tensor
+) -> None:
     """attn_mask [L, S] or [B * H, L, S], key_padding_mask [B, S] ([H, L, S] and [S] without a batch)."""
     if attn_mask is not None:
         shapes = ((L, S), (B * H, L, S))
         letters = "[L, S] or [B * H, L, S]" if batched else "[L, S] or [H, L, S]"
-        _check_mask("attn_mask", attn_mask, letters, shapes)
+        _check_mask("attn_mask", attn_mask, letters, shapes, query)
     if key_padding_mask is not None:
         letters, shape = ("[B, S]", (B, S)) if batched else ("[S]", (S,))
-        _check_mask("key_padding_mask", key_padding_mask, letters, (shape,))
+        _check_mask("key_padding_mask", key_padding_mask, letters, (shape,), query)
 
 
-def _check_mask(name: str, mask: Any, letters: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+def _check_mask(name: str, mask: Any, letters: str, shapes: tuple[tuple[int, ...], ...], query: Tensor) -> None:
     if not isinstance(mask, Tensor):
         raise TypeError(f"{OP}: {name} must be a torch tensor; got {type(mask).__name__}; pass torch.as_tensor({name})")
+    check_beside(OP, name, mask, query, "query")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
             f"{OP}: {name} must be booleans (True = masked out) or floating-point numbers to add to the scores; "
@@ -135,6 +139,8 @@ def _check_tensor(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         fix = f"; pass torch.as_tensor({name})" if hasattr(x, "__array__") or isinstance(x, list) else ""
         raise TypeError(f"{OP}: {name} must be a torch tensor; got {type(x).__name__}{fix}")
+    if not x.is_nested:
+        check_dense(OP, name, x)
 
 
 def _check_place(name: str, x: Tensor, layer: nn.MultiheadAttention) -> None:

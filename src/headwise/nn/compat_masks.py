@@ -13,7 +13,13 @@ from headwise.masks import Mask, causal, dense, keys
 
 
 def constraints(
-    attn_mask: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool, heads: int, extra: int, S: int
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    is_causal: bool,
+    heads: int,
+    extra: int,
+    S: int,
+    device: torch.device,
 ) -> tuple[Mask | None, Tensor | None]:
     """The mask and the bias that say the same, all constraints intersecting.
 
@@ -40,7 +46,7 @@ def constraints(
         rules.append(causal(0))
     mask = reduce(and_, rules) if rules else None
     if mask is not None and extra:
-        mask = mask | keys((torch.arange(S + extra) >= S)[None])
+        mask = mask | keys((torch.arange(S + extra, device=device) >= S)[None])
     return mask, _extended(sum(biases[1:], biases[0]), extra, False) if biases else None
 
 

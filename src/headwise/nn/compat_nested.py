@@ -33,17 +33,19 @@ def unpacked(y: Tensor, query: Tensor) -> Tensor:
     return torch.nested.as_nested_tensor(list(torch.split(y, lengths(query))))
 
 
-def constraints(queries: Sequence[int], key_lengths: Sequence[int], is_causal: bool, extra: int) -> Mask:
+def constraints(
+    queries: Sequence[int], key_lengths: Sequence[int], is_causal: bool, extra: int, device: torch.device
+) -> Mask:
     """Each sequence attends to its own keys, and to the `extra` keys after all of them."""
-    i, j = (torch.repeat_interleave(torch.arange(len(n)), torch.tensor(n)) for n in (queries, key_lengths))
+    i, j = (torch.repeat_interleave(torch.arange(len(n)), torch.tensor(n)).to(device) for n in (queries, key_lengths))
     mask: Mask = documents(i, torch.cat((j, j.new_full((extra,), -1))))
     if is_causal and queries == key_lengths:
         mask = mask & causal(0)
     elif is_causal:
-        here, there = (torch.cat([torch.arange(x) for x in (*n, 0)]) for n in (queries, key_lengths))
+        here, there = (torch.cat([torch.arange(x) for x in (*n, 0)]).to(device) for n in (queries, key_lengths))
         there = torch.cat((there, there.new_zeros(extra)))
-        mask = mask & mask_mod(lambda b, h, i, j: here.to(i.device)[i] >= there.to(j.device)[j])
-    return mask | keys((torch.arange(len(j) + extra) >= len(j))[None]) if extra else mask
+        mask = mask & mask_mod(lambda b, h, i, j: here[i] >= there[j])
+    return mask | keys((torch.arange(len(j) + extra, device=device) >= len(j))[None]) if extra else mask
 
 
 def padded_weights(w: Weights, queries: Sequence[int], key_lengths: Sequence[int], extra: int) -> Tensor:

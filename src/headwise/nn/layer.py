@@ -253,6 +253,8 @@ class MultiHeadAttention(nn.Module):
         checks.check_inputs(x, context, value, (self.embed_dim, self.kdim, self.vdim), self.q_proj.weight)
         checks.check_cache(cache, x, cu_seqlens, lengths)
         checks.check_positions(positions, key_positions, cache is not None, self.position_bias is not None)
+        checks.check_beside_x(x, mask=mask, bias=bias, positions=positions, key_positions=key_positions)
+        checks.check_beside_x(x, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, lengths=lengths)
         alike = context is None  # queries and keys are made of the same tokens
         keys = x if context is None else context
         L, M = x.shape[-2], keys.shape[-2]

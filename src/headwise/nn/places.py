@@ -76,15 +76,15 @@ def follow(mask: Mask, offset: Any, packed: Packed | None = None) -> Mask:
 
     Packed queries and keys that are not the same tokens have no one offset: there positions within the documents count.
     """
-    if isinstance(mask, masks._And):  # and _Or
-        return replace(mask, left=follow(mask.left, offset, packed), right=follow(mask.right, offset, packed))
-    if isinstance(mask, masks._Not):
-        return replace(mask, inner=follow(mask.inner, offset, packed))
-    if not isinstance(mask, masks._Window) or mask.at is not None:
-        return mask
-    if packed is not None and not packed.alike:
-        return _within(mask.left, mask.right, packed.query_positions, packed.key_positions)
-    return mask if offset is None else replace(mask, at=offset)
+
+    def own(m: Mask) -> Mask:
+        if not isinstance(m, masks._Window) or m.at is not None:
+            return m
+        if packed is not None and not packed.alike:
+            return _within(m.left, m.right, packed.query_positions, packed.key_positions)
+        return m if offset is None else replace(m, at=offset)
+
+    return masks.fold(mask, own, masks.rejoined)
 
 
 def _within(left: int | None, right: int | None, queries: Tensor, keys: Tensor) -> Mask:
