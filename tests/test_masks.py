@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -373,3 +375,48 @@ def test_structures_combine_without_any_array(monkeypatch: pytest.MonkeyPatch) -
     for kind in ("numpy", "torch"):
         out = hw.attention(*qkv(n, kind, "float32"), mask=mask)
         assert np.isfinite(np.asarray(out)).all()
+
+
+def test_masks_joined_hundreds_of_times() -> None:
+    """In rows, which stay one rule, and within one another, which no recursion follows."""
+    row, other = hw.causal(), hw.window(3)
+    for _ in range(500):
+        row = row & other
+    assert len(row.parts) == 2
+    for n in range(500):
+        row = row | hw.window(n, 0)
+    deep: hw.Mask = hw.keys(np.arange(7)[None] < 6)
+    right = deep.to_dense(7, 7)
+    for n in range(500):
+        deep = ~((deep & hw.window(n % 5, 1)) | hw.prefix(n % 3))
+        right = ~((right & hw.window(n % 5, 1).to_dense(7, 7)) | hw.prefix(n % 3).to_dense(7, 7))
+    q = np.random.default_rng(0).standard_normal((1, 2, 7, 4))
+    for mask, dense in ((row, row.to_dense(7, 7)), (deep, right)):
+        np.testing.assert_array_equal(mask.to_dense(7, 7), dense)
+        check_span(mask.span(0, 7, Sizes(1, 1, 1, 7, 7, 4, 4)), dense, Sizes(1, 1, 1, 7, 7, 4, 4))
+        np.testing.assert_allclose(hw.attention(q, q, q, mask=mask), hw.attention(q, q, q, mask=dense), atol=1e-12)
+        for again in (pickle.loads(pickle.dumps(mask)), copy.deepcopy(mask)):
+            np.testing.assert_array_equal(again.to_dense(7, 7), dense)
+        assert len(repr(mask)) < 100_000
+        assert hash(mask) == hash(mask)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda m, x: x + m,
+        lambda m, x: m * x,
+        lambda m, x: x > m,
+        lambda m, x: x == m,
+        lambda m, x: x[m],
+        lambda m, x: np.where(m, 1, 2),
+        lambda m, x: np.asarray(m),
+        lambda m, x: torch.as_tensor(m),
+        lambda m, x: float(m),
+        lambda m, x: list(m),
+    ],
+)
+@pytest.mark.parametrize("x", [np.ones(3), torch.ones(3)])
+def test_a_mask_is_no_array(use: Any, x: Any) -> None:
+    with pytest.raises(TypeError, match="mask: a headwise mask is a rule and no array; pass it as mask="):
+        use(hw.causal(), x)

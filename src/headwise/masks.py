@@ -90,15 +90,10 @@ class Mask:
     __matmul__ = __rmatmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
     __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __neg__ = __pos__ = __abs__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __hash__ = object.__hash__
 
-    @classmethod
-    def __torch_function__(cls, function: Any, _types: Any, args: Any = (), _options: Any = None) -> Any:
-        """tensor & mask and tensor | mask are masks; all else that torch is asked to do with one is refused."""
-        name = getattr(function, "__name__", "").strip("_")
-        if name in ("and", "rand", "or", "ror") and len(args) == 2:
-            left, right = map(as_mask, args)
-            return left & right if name.endswith("and") else left | right
-        raise next(x for x in args if isinstance(x, Mask))._refuse()
+    def __eq__(self, other: object) -> bool:
+        return bool(self._refuse()) if is_array(other) else self is other
 
     def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
         """Booleans for integer index arrays b, h, i, j that broadcast together; NumPy in, NumPy out, torch alike."""
