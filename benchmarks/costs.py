@@ -66,7 +66,7 @@ from time import process_time
 import numpy as np
 from headwise import bench
 from headwise.kernels import jit, llvm
-from headwise.kernels.decode import Decode
+from headwise.kernels.decode import decode
 from headwise.kernels.forward import Forward, block_width
 
 geometry = llvm.chosen()
@@ -74,7 +74,7 @@ bench.headwise(bench.Row("x", 1, 1, 1, 16, 16, 8), *bench.arrays(bench.Row("x", 
 for name, spec in {
     "forward, fp32": Forward("f32", 64, 64, block_width(geometry), False, False),
     "forward, bf16": Forward("bf16", 128, 128, block_width(geometry), False, False),
-    "decode, fp32": Decode("f32", 128, 128, 4, False, False),
+    "decode, fp32": decode("f32", 128, 128, 4),
 }.items():
     before = process_time()
     jit.function(spec, geometry)

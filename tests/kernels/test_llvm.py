@@ -5,7 +5,7 @@ import pytest
 
 from headwise.kernels import jit, llvm
 from headwise.kernels.adjust import Operand, Rules
-from headwise.kernels.decode import Combine, Decode
+from headwise.kernels.decode import Combine, decode
 from headwise.kernels.forward import Forward, block_width
 from headwise.kernels.tile import GEOMETRIES, PRECISE
 from headwise.kernels.trace import SCORE, B, H, I, J
@@ -24,7 +24,7 @@ def test_every_program_compiles_for_every_instruction_set(isa, dtype):
     geometry = GEOMETRIES[isa]
     for spec in (
         Forward(dtype, 19, 11, block_width(geometry), True, True, BIASED, "f32", "f32", dropout=True),
-        Decode(dtype, 19, 11, 2, True, True, BIASED, True),
+        *(decode(dtype, 19, 11, rows, True, True, BIASED, True) for rows in (2, 13)),
         Combine(dtype, 11, "f32", "f32"),
     ):
         code = jit.build(spec, geometry)

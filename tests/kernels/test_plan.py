@@ -32,3 +32,14 @@ def test_the_pieces_of_a_decoding_step_depend_on_the_sizes_alone():
     assert combine.tasks == 8
     assert one.partial == 32 * (64 + 2)
     assert np.frombuffer(split.arguments, np.int64)[split.slots["chunk"]] == 1024
+
+
+@pytest.mark.parametrize("group", [1, 7, 64, 65, 130, 1000])
+@pytest.mark.parametrize("L", [1, 3, 16])
+def test_a_decoding_step_of_any_number_of_rows_is_cut_into_stretches(group, L):
+    strides = (group * L * 8, L * 8, 8, 1)
+    split = plan(Problem(Sizes(1, group, 1, L, 300, 8, 8), "f32", 1, strides, strides, strides, 0.125)).steps[0][0]
+    words = np.frombuffer(split.arguments, np.int64)
+    stretch, chunks = words[split.slots["stretch"]], words[split.slots["chunks"]]
+    assert stretch <= 64
+    assert split.tasks == chunks * -(-group * L // stretch)

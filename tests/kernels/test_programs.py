@@ -19,6 +19,8 @@ SIZES = {  # B, H, Hkv, L, S, D, Dv
     "decode": (2, 4, 2, 1, 139, 13, 11),
     "decode, 3 queries": (1, 2, 2, 3, 61, 19, 7),
     "decode, wide": (1, 4, 1, 1, 43, 41, 89),
+    "decode, 7 rows": (1, 7, 1, 1, 21, 5, 3),
+    "decode, 68 rows": (1, 17, 1, 4, 9, 3, 5),
 }
 TOLERANCE = {"float32": 2e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 2e-2}
 
@@ -128,6 +130,12 @@ def test_a_bias_is_added_to_longer_blocks_of_keys(interpreted, dtype):
     sizes = (1, 1, 1, 17, KB_BIAS + 5, 2, 3)
     args, expected = case(sizes, dtype, "bias")
     agree(interpreted(*args, GEOMETRIES["avx512bf16"]), expected, dtype)
+
+
+@pytest.mark.parametrize("name", ["plain", "window", "all"])
+def test_many_blocks_of_keys_are_joined(interpreted, name):
+    args, expected = case((1, 2, 1, 2, 5 * 128 + 3, 2, 3), "float32", name)
+    agree(interpreted(*args, GEOMETRIES["avx512"]), expected, "float32")
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512bf16"])

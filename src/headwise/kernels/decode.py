@@ -1,20 +1,26 @@
-"""Few queries over many keys: widths along the lanes for the products, keys along the lanes for the softmax.
+"""Few queries over many keys: keys along the lanes for the softmax, widths along the lanes for the values.
 
-The keys are cut into pieces, each a task that reads its keys and values once for all query heads of a group; a
-second program puts the pieces' sums together in their order (Dao et al., 2023, "Flash-Decoding"). Rows r are the
-queries (g, i) of a group.
+Rows r are the queries (g, i) of a group, so that keys and values are read once for all query heads of a group. Keys are
+cut at multiples of KB. What a block amounts to is a *node*: for each row the weighed values O, the largest score M and
+the sum of weights W (Dao et al., 2023, "Flash-Decoding"). Neighbouring nodes are joined two by two, as in a binary tree
+over the numbers of the blocks; a task makes the node of 2**k blocks, a second program joins those. Which nodes there
+are, and what they are made of, depends on the keys' positions alone: so do the bits, whatever the tasks are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules
+from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, span
 from headwise.kernels.forward import KB
 from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
 
 AHEAD = 10240  # bytes between what is computed and what is asked of memory
 FEW = 32  # keys whose values are weighed together
+TILE = 4  # rows whose products share a load of the keys
+STRETCH = 64  # rows in a task: a multiple of TILE
+TURNED = 12  # rows from which it pays to turn blocks of keys, so that keys lie along the lanes
 
 
 def power_of_two(n: int) -> int:
@@ -22,19 +28,17 @@ def power_of_two(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def rows_at_once(rows: int) -> int:
-    """Rows whose products share a load of the keys: a divisor, at most 4."""
-    return next(n for n in (4, 3, 2, 1) if rows % n == 0)
-
-
 @dataclass(frozen=True)
 class Decode(Program):
-    """All that the program for one piece of the keys is specialised to."""
+    """All that the program for a stretch of keys is specialised to."""
 
     dtype: str
     D: int
     Dv: int
     tile: int  # rows at once
+    rest: int  # rows left over
+    many: bool  # there is more than one tile of rows
+    turned: bool  # keys are turned before they are multiplied
     natural: bool
     spans: bool
     rules: Rules = NO_RULES
@@ -48,18 +52,8 @@ class Decode(Program):
     def signature(self) -> list[tuple[str, str]]:
         pointers = [("q", self.dtype), ("k", self.dtype), ("v", self.dtype), ("out", self.dtype), ("lse", self.real)]
         integers = [
-            "heads",
-            "key_heads",
-            "group",
-            "queries",
-            "keys",
-            "chunks",
-            "chunk",
-            "rows",
-            "piece",
-            "seed",
-            "threshold",
-            "spans_b",
+            *("heads", "key_heads", "group", "queries", "keys", "chunks", "chunk", "levels", "rows", "stretch"),
+            *("seed", "threshold", "spans_b"),
         ]
         integers += [f"{x}_{axis}" for x in "qkv" for axis in "bhl"]
         return [
@@ -72,30 +66,69 @@ class Decode(Program):
             *self.rules.signature(),
         ]
 
-    def scratch(self, geometry: Geometry, rows: int) -> int:
-        n = geometry.lanes(self.real)
-        return rows * (_up(self.D, n) + KB + 3 * n) + self.tile * n * n
+    def scratch(self, geometry: Geometry, rows: int, levels: int) -> int:
+        """Numbers of scratch memory for so many rows, and nodes of up to 2**levels blocks."""
+        return _Layout(self, geometry).size(rows, levels)
 
     def program(self, m: Machine) -> None:
         _Program(m, self).run()
+
+
+def decode(
+    dtype: str,
+    D: int,
+    Dv: int,
+    rows: int,
+    natural: bool = False,
+    spans: bool = False,
+    rules: Rules = NO_RULES,
+    dropout: bool = False,
+) -> Decode:
+    """The program for so many rows of a key head."""
+    tile = min(TILE, rows)
+    turned = rows >= TURNED and D > 0
+    return Decode(dtype, D, Dv, tile, rows % tile, rows > tile, turned, natural, spans, rules, dropout)
+
+
+def node_size(rows: int, Dv: int, lanes: int) -> int:
+    """Numbers of a node: for each row O, and M and W behind it."""
+    return rows * (_up(Dv, lanes) + 2)
 
 
 def _up(x: int, n: int) -> int:
     return -(-x // n) * n
 
 
+class _Layout:
+    """What lies in scratch memory, in numbers: first what does not grow with the rows."""
+
+    def __init__(self, s: Decode, geometry: Geometry) -> None:
+        n, pair = geometry.lanes(s.real), s.pair(geometry)
+        self.n, self.each = n, 2 if pair else 1  # keys or widths in a word
+        self.words = -(-s.D // self.each)
+        self.width, self.v_width = _up(self.words, n), _up(s.Dv, n)
+        self.sums = 16 if geometry.registers == 32 else 8  # vectors of sums that stay in registers
+        self.columns = max(1, self.sums // (2 * TILE))  # vectors of turned keys
+        self.packed = s.many and s.dtype != s.real  # values are widened, or paired, once for all rows
+        self.partials = 0  # [tile, n, n], or [words, columns, n] turned keys
+        self.V = self.words * self.columns * n if s.turned else s.tile * n * n
+        self.Q = self.V + (FEW // self.each * self.v_width if self.packed else 0)  # [rows, width]
+
+    def size(self, rows: int, levels: int) -> int:
+        return self.Q + rows * (self.width + KB + self.n + levels * (self.v_width + 2))
+
+
 class _Program:
     def __init__(self, m: Machine, s: Decode) -> None:
         self.m, self.s, self.A, self.n = m, s, m.args, m.lanes
         n, A = m.lanes, m.args
-        self.each = 2 if m.pair else 1  # keys or widths in a word
-        self.width, self.v_width = _up(-(-s.D // self.each), n), _up(s.Dv, n)
-        self.sums = 16 if m.registers == 32 else 8  # vectors of sums that stay in registers
-        self.partials = A["scratch"]  # [tile, n, n]
-        self.Q = self.partials + s.tile * n * n  # [rows, width]
-        self.S = self.Q + A["rows"] * self.width  # [rows, KB + n]
-        self.tops = self.S + A["rows"] * (KB + n)  # [rows, n]: the largest score so far, in every lane
-        self.totals = self.tops + A["rows"] * n  # [rows, n]: sums of weights, to be added up at the end
+        self.layout = layout = _Layout(s, m.geometry)
+        self.each, self.width, self.v_width, self.sums = layout.each, layout.width, layout.v_width, layout.sums
+        self.partials = A["scratch"] + layout.partials
+        self.V = A["scratch"] + layout.V  # [FEW, v_width], or words of pairs
+        self.Q = A["scratch"] + layout.Q  # [rows, width]
+        self.S = self.Q + A["stretch"] * self.width  # [rows, KB + n]
+        self.nodes = self.S + A["stretch"] * (KB + n)  # [levels, rows, v_width + 2]
         self.zero, self.hidden = m.splat(0.0), -m.splat(float("inf"))
         self.unit = m.splat(A["unit"])
         self.degree = 4 if s.dtype in ("bf16", "f16") else PRECISE[m.real]
@@ -103,81 +136,177 @@ class _Program:
 
     def run(self) -> None:
         m, A = self.m, self.A
+        stretches = (A["rows"] + (A["stretch"] - 1)) // A["stretch"]
         for t in m.tasks():
-            pair, c = t // A["chunks"], t % A["chunks"]
-            b, kh = pair // A["key_heads"], pair % A["key_heads"]
-            k = A["k"] + (b * A["k_b"] + kh * A["k_h"])
-            v = A["v"] + (b * A["v_b"] + kh * A["v_h"])
-            out = A["partial"] + t * A["piece"]  # rows of (O, M, W)
-            self.begin(b, kh, out)
-            lo, hi, whole_lo, whole_hi = self.span(b)
-            start = m.max(lo, c * A["chunk"])
-            stop = m.min(hi, m.min(A["keys"], (c + 1) * A["chunk"]))
-            for j in m.range(start, stop, KB):
-                nk = m.min(KB, stop - j)
+            node, first = t // stretches, t % stretches * A["stretch"]
+            pair, c = node // A["chunks"], node % A["chunks"]
+            self.bound, self.kh = pair // A["key_heads"], pair % A["key_heads"]
+            self.first, self.rows = first, m.min(A["stretch"], A["rows"] - first)
+            self.task(c * A["chunk"], A["partial"] + (node * A["rows"] + first) * (self.v_width + 2))
+
+    def task(self, begin: Value, out: Pointer) -> None:
+        """out := the node of keys begin ... begin + chunk."""
+        m, A, b = self.m, self.A, self.bound
+        k = A["k"] + (b * A["k_b"] + self.kh * A["k_h"])
+        v = A["v"] + (b * A["v_b"] + self.kh * A["v_h"])
+        lo, hi, whole_lo, whole_hi = span(m, self.s.spans, False, b, m.scalar(0))
+        start = m.max(lo // KB * KB, begin)
+        stop = m.min(hi, m.min(A["keys"], begin + A["chunk"]))
+        for _ in m.when(start >= stop):
+            self.nothing(out)
+        for _ in m.when(start < stop):
+            self.load_queries()
+            held = m.var(m.scalar(0))  # nodes that wait for their right neighbours
+            for block in m.range(start, stop, KB):
+                # Vectors of keys that nobody sees are left out: they would add nothing.
+                j = m.max(block, lo // self.n * self.n)
+                nk = m.min(KB - (j - block), stop - j)
                 part = m.select((j < whole_lo) | (j + nk > whole_hi), m.scalar(1), m.scalar(0))
+                here = self.node(held.v, out)
                 self.scores(k + j * A["k_l"], nk)
-                self.softmax(b, kh, j, nk, part, out)
-                self.weigh(v + j * A["v_l"], nk, part, out)
-            self.finish(out)
+                self.softmax(j, nk, part, here)
+                self.weigh(v + j * A["v_l"], nk, part, here)
+                self.join_whole((block - begin) // KB + 1, (start - begin) // KB, held, out)
+            for _ in m.range(1, held.v):  # what is left over at the end
+                self.join_last(held, out)
 
-    def span(self, b: Value) -> tuple[Value, Value, Value, Value]:
-        m, A = self.m, self.A
-        if self.s.spans:
-            lo, hi, whole_lo, whole_hi = (m.get(A["spans"] + (b * A["spans_b"] + x)) for x in range(4))
-            return lo, hi, whole_lo, whole_hi
-        return m.scalar(0), A["keys"], m.scalar(0), A["keys"]
+    def node(self, at: Value, out: Pointer) -> Pointer:
+        """Where the at-th of the nodes that wait lies."""
+        m, size = self.m, self.A["stretch"] * (self.v_width + 2)
+        return m.select(at == 0, out, self.nodes + (at - 1) * size)
 
-    def begin(self, b: Value, kh: Value, out: Pointer) -> None:
-        """Q as numbers, times scale where scores are wanted so; sums of nothing."""
-        m, n, A = self.m, self.n, self.A
-        for r in m.range(0, A["rows"]):
-            h, i = kh * A["group"] + r // A["queries"], r % A["queries"]
-            q = A["q"] + (b * A["q_b"] + h * A["q_h"] + i * A["q_l"])
-            for d, part in m.pieces(self.s.D, n * self.each):
-                m.store(m.load_words(q + d, part), self.Q + (r * self.width + d // self.each))
-            for d in m.range(0, self.v_width, n):
-                m.store(self.zero, self.row(out, r) + d)
-            m.store(m.splat(LOWEST[m.real]), self.tops + r * n)
-            m.store(self.zero, self.totals + r * n)
+    def join_whole(self, done: Value, before: Value, held: Value, out: Pointer) -> None:
+        """Joins the nodes whose right neighbour is complete, after `done` blocks, of which the first `before` are
+        hidden.
+        """
+        m = self.m
+        size = m.var(m.scalar(1))
+        held.v = held.v + 1
+        for _ in m.range(0, self.A["levels"]):
+            for _ in m.when(((done & (size.v * 2 - 1)) == 0) & (done - size.v > before)):
+                self.join_last(held, out)
+            size.v = size.v * 2
 
-    def finish(self, out: Pointer) -> None:
-        """M and W behind each row's O."""
-        m, n = self.m, self.n
-        for r in m.range(0, self.A["rows"]):
-            after = self.row(out, r) + self.v_width
-            m.put(m.element(m.load(self.tops + r * n), 0), after)
-            m.put(m.fold(lambda x, y: x + y, m.load(self.totals + r * n)), after + 1)
+    def join_last(self, held: Value, out: Pointer) -> None:
+        left, right = self.node(held.v - 2, out), self.node(held.v - 1, out)
+        for r in self.m.range(0, self.rows):
+            join(self.m, self.row(left, r), self.row(right, r), self.v_width, self.unit)
+        held.v = held.v - 1
 
-    def row(self, out: Pointer, r: Value) -> Pointer:
+    def nothing(self, out: Pointer) -> None:
+        m = self.m
+        for r in m.range(0, self.rows):
+            self.empty(self.row(out, r))
+            self.put(self.row(out, r), m.number(LOWEST[m.real]), m.number(0.0))
+
+    def empty(self, o: Pointer) -> None:
+        for d in self.m.range(0, self.v_width, self.n):
+            self.m.store(self.zero, o + d)
+
+    def put(self, o: Pointer, top: Value, weight: Value) -> None:
+        self.m.put(top, o + self.v_width)
+        self.m.put(weight, o + self.v_width + 1)
+
+    def row(self, node: Pointer, r: Value) -> Pointer:
         """Where a row's O lies; M and W come behind it."""
-        return out + r * (self.v_width + 2)
+        return node + r * (self.v_width + 2)
+
+    def query(self, r: Value) -> tuple[Value, Value]:
+        """The head and the number of a row's query."""
+        A, row = self.A, self.first + r
+        return self.kh * A["group"] + row // A["queries"], row % A["queries"]
+
+    def tiles(self) -> Iterator[tuple[Value, int, bool]]:
+        """(first row, rows, whether no tile came before)."""
+        m, s = self.m, self.s
+        if not s.many:
+            yield m.scalar(0), s.tile, True
+            return
+        for _ in m.when(self.rows >= s.tile):
+            yield m.scalar(0), s.tile, True
+        whole = self.rows // s.tile * s.tile
+        for r in m.range(s.tile, whole, s.tile):
+            yield r, s.tile, False
+        if s.rest:
+            for _ in m.when(whole < self.rows):
+                yield whole, s.rest, False
+
+    def load_queries(self) -> None:
+        m, A = self.m, self.A
+        for r in m.range(0, self.rows):
+            h, i = self.query(r)
+            q = A["q"] + (self.bound * A["q_b"] + h * A["q_h"] + i * A["q_l"])
+            for d, part in m.pieces(self.s.D, self.n * self.each):
+                m.store(m.load_words(q + d, part), self.Q + (r * self.width + d // self.each))
 
     def scores(self, k: Pointer, nk: Value) -> None:
-        """S[r, j] = Q[r] . K[j]: the vectors of partial sums of n keys, neighbours added again and again."""
-        m, n, tile, s = self.m, self.n, self.s.tile, self.s
-        together = power_of_two(min(n, self.sums // tile))  # keys whose sums stay in registers
-        stride = self.A["k_l"]
+        """S[r, j] = Q[r] . K[j], the same bits either way: each lane's widths one after the other, then the lanes'
+        sums, neighbours added again and again.
+        """
+        m, n, stride = self.m, self.n, self.A["k_l"]
+        if self.s.turned:
+            step = n * self.layout.columns
+            for j in m.range(0, nk, step):
+                self.turn(k, j, nk)
+                for r0, tile, _ in self.tiles():
+                    rows = self.turned(r0, tile)
+                    m.store_block(rows, self.S + (r0 * (KB + n) + j), KB + n)
+            return
         for j in m.range(0, nk, n):
-            for r0 in m.range(0, self.A["rows"], tile):
-                queries = self.Q + r0 * self.width
-                for first in m.range(0, n, together):
-                    at = j + first
-                    places = [k + m.min(nk - 1, at + x) * stride for x in range(together)]
-                    acc = m.variables([[self.zero] * together for _ in range(tile)])
-                    for d, part in m.pieces(s.D, n * self.each):
-                        for x in range(together):
-                            self.ahead(k + at * stride, stride, d // (n * self.each) * together + x, s.D, n * self.each)
-                        keys = [m.load_words(p + d, part) for p in places]
-                        for r in range(tile):
-                            q = m.load(queries + (r * self.width + d // self.each))
-                            for total, key in zip(acc[r], keys, strict=True):
-                                total.v = m.mac(q, key, total.v)
-                    for r, row in enumerate(m.values(acc)):
-                        m.store(m.sums(row)[0], self.partials + (r * n * n + first // together * n))
+            for r0, tile, ask in self.tiles():
+                self.dots(k, stride, j, nk, r0, tile, ask)
+
+    def dots(self, k: Pointer, stride: Value, j: Value, nk: Value, r0: Value, tile: int, ask: bool) -> None:
+        """Widths along the lanes: vectors of partial sums of n keys."""
+        m, n, s = self.m, self.n, self.s
+        together = power_of_two(min(n, self.sums // tile))  # keys whose sums stay in registers
+        queries = self.Q + r0 * self.width
+        for first in m.range(0, n, together):
+            at = j + first
+            places = [k + m.min(nk - 1, at + x) * stride for x in range(together)]
+            acc = m.variables([[self.zero] * together for _ in range(tile)])
+            for d, part in m.pieces(s.D, n * self.each):
+                for x in range(together if ask else 0):
+                    self.ahead(k + at * stride, stride, d // (n * self.each) * together + x, s.D, n * self.each)
+                keys = [m.load_words(p + d, part) for p in places]
                 for r in range(tile):
-                    groups = [m.load(self.partials + (r * n * n + g * n)) for g in range(n // together)]
-                    m.store(m.sums(groups, together)[0], self.S + ((r0 + r) * (KB + n) + j))
+                    q = m.load(queries + (r * self.width + d // self.each))
+                    for total, key in zip(acc[r], keys, strict=True):
+                        total.v = m.mac(q, key, total.v)
+            for r, row in enumerate(m.values(acc)):
+                m.store(m.sums(row)[0], self.partials + (r * n * n + first // together * n))
+        for r in range(tile):
+            groups = [m.load(self.partials + (r * n * n + g * n)) for g in range(n // together)]
+            m.store(m.sums(groups, together)[0], self.S + ((r0 + r) * (KB + n) + j))
+
+    def turn(self, k: Pointer, j: Value, nk: Value) -> None:
+        """A few vectors of keys as [words, keys]."""
+        m, n, stride, step = self.m, self.n, self.A["k_l"], self.n * self.layout.columns
+        for c in range(self.layout.columns):
+            for d, part in m.pieces(self.s.D, n * self.each):
+                here = k + (j + c * n) * stride
+                for x in range(n):
+                    self.ahead(here, stride, d // (n * self.each) * n + x, self.s.D, n * self.each)
+                rows = [m.load_words(k + (m.min(nk - 1, j + (c * n + x)) * stride + d), part) for x in range(n)]
+                words = m.transpose(rows)[: -(-part // self.each)]
+                m.store_block([[x] for x in words], self.partials + (d // self.each * step + c * n), step)
+
+    def turned(self, r0: Value, tile: int) -> Block:
+        """Keys along the lanes: what `dots` sums up in one lane is a chain of its own."""
+        m, n, columns, words = self.m, self.n, self.layout.columns, self.layout.words
+        step, queries = n * columns, self.Q + r0 * self.width
+
+        def chain(lane: int) -> Block:
+            acc = m.variables([[self.zero] * columns for _ in range(tile)])
+            for d in m.range(lane, words, n):
+                keys = [m.load(self.partials + (d * step + c * n)) for c in range(columns)]
+                for r, row in enumerate(acc):
+                    q = m.broadcast(queries + (r * self.width + d))
+                    for total, key in zip(row, keys, strict=True):
+                        total.v = m.mac(q, key, total.v)
+            return m.values(acc)
+
+        return tree(chain, min(n, words))
 
     def ahead(self, row: Pointer, stride: Value, count: Value, width: int, step: int) -> None:
         """Asks memory for the count-th stretch of `step` elements, row by row, of those that come AHEAD bytes later."""
@@ -189,12 +318,13 @@ class _Program:
         for d in range(0, step * KINDS[self.s.dtype], 64):
             self.m.prefetch(here + d // KINDS[self.s.dtype])
 
-    def softmax(self, b: Value, kh: Value, j0: Value, nk: Value, part: Value, out: Pointer) -> None:
-        """S := P = 2^((S - M) unit) after all adjustments; M and W brought up to date, O shrunk."""
+    def softmax(self, j0: Value, nk: Value, part: Value, node: Pointer) -> None:
+        """S := P = 2^((S - M) unit) after all adjustments; M, W and an empty O."""
         m, n, A, s = self.m, self.n, self.A, self.s
         if s.natural or s.rules.change or s.rules.visible:
-            for r in m.range(0, A["rows"]):
-                place = Place(b, kh * A["group"] + r // A["queries"], r % A["queries"], j0)
+            for r in m.range(0, self.rows):
+                h, i = self.query(r)
+                place = Place(self.bound, h, i, j0)
                 if s.rules.visible:
                     for masked in m.either(part == 1):
                         self.adjust(place, self.S + r * (KB + n), nk, masked)
@@ -202,23 +332,19 @@ class _Program:
                     self.adjust(place, self.S + r * (KB + n), nk, False)
         end = nk // n * n
         for _ in m.when(end < nk):
-            for r in m.range(0, A["rows"]):
+            for r in m.range(0, self.rows):
                 last = self.S + (r * (KB + n) + end)
                 m.store(m.select(m.splat(end) + m.lane() < m.splat(nk), m.load(last), self.hidden), last)
-        for r0 in m.range(0, A["rows"], s.tile):  # a few rows at once: each is a chain of waits
-            rows = [r0 + r for r in range(s.tile)]
+        for r0, tile, _ in self.tiles():  # a few rows at once: each is a chain of waits
+            rows = [r0 + r for r in range(tile)]
             scores = [self.S + r * (KB + n) for r in rows]
-            tops = [m.var(m.load(self.tops + r * n)) for r in rows]
+            tops = [m.var(m.splat(LOWEST[m.real])) for r in rows]
             for j in m.range(0, nk, n):
                 for row, top in zip(scores, tops, strict=True):
                     top.v = m.max(m.load(row + j), top.v)
             best = [m.fold_all(lambda x, y: m.select(x > y, x, y), top.v) for top in tops]
-            alphas = [
-                m.exp2((m.load(self.tops + r * n) - top) * self.unit, PRECISE[m.real])
-                for r, top in zip(rows, best, strict=True)
-            ]
-            totals = [m.var(m.load(self.totals + r * n) * x) for r, x in zip(rows, alphas, strict=True)]
-            lots = [self.dropout_row(b, kh, r) if s.dropout else None for r in rows]
+            totals = [m.var(self.zero) for _ in rows]
+            lots = [self.dropout_row(r) if s.dropout else None for r in rows]
             for j in m.range(0, nk, n):
                 for r, row, top, total, lot in zip(rows, scores, best, totals, lots, strict=True):
                     p = m.exp2((m.load(row + j) - top) * self.unit, self.degree)
@@ -227,17 +353,14 @@ class _Program:
                         p = m.select(m.keep(lot, m.splat(j0 + j) + m.lane(), m.splat(A["threshold"])), p, self.zero)
                     m.store(p, self.weights(r) + j)
             for r, top, total in zip(rows, best, totals, strict=True):
-                m.store(top, self.tops + r * n)
-                m.store(total.v, self.totals + r * n)
-            for d in m.range(0, self.v_width, n):
-                for r, alpha in zip(rows, alphas, strict=True):
-                    o = self.row(out, r) + d
-                    m.store(m.load(o) * alpha, o)
+                o = self.row(node, r)
+                self.empty(o)
+                self.put(o, m.element(top, 0), m.fold(lambda x, y: x + y, total.v))
 
-    def dropout_row(self, b: Value, kh: Value, r: Value) -> Value:
+    def dropout_row(self, r: Value) -> Value:
         m, A = self.m, self.A
-        h, i = kh * A["group"] + r // A["queries"], r % A["queries"]
-        return m.dropout_row(m.splat((b * A["heads"] + h) * A["queries"] + i), A["seed"])
+        h, i = self.query(r)
+        return m.dropout_row(m.splat((self.bound * A["heads"] + h) * A["queries"] + i), A["seed"])
 
     def adjust(self, place: Place, scores: Pointer, nk: Value, masked: bool) -> None:
         """What scale, softcap, score_mod, bias and mask make of a row of scores."""
@@ -257,11 +380,11 @@ class _Program:
                 x = m.select(self.adjuster.vector(rules.visible, one), x, self.hidden)
             m.store(x, scores + j)
 
-    def weigh(self, v: Pointer, nk: Value, part: Value, out: Pointer) -> None:
-        """O[r, :] += sum_j P[r, j] V[j, :]."""
+    def weigh(self, v: Pointer, nk: Value, part: Value, node: Pointer) -> None:
+        """O[r, :] = sum_j P[r, j] V[j, :]."""
         m, s = self.m, self.s
         if not s.rules.visible:
-            self.products(v, nk, out)
+            self.products(v, nk, node)
             return
         bad = m.var(m.scalar(0))  # as in `forward`: hidden values that are not finite must not be multiplied by 0
         for _ in m.when(part == 1):
@@ -272,29 +395,48 @@ class _Program:
             total = m.fold(lambda x, y: x + y, found.v)
             bad.v = m.select(total == total, m.scalar(0), m.scalar(1))
         for _ in m.when(bad.v == 0):
-            self.products(v, nk, out)
+            self.products(v, nk, node)
         for _ in m.when(bad.v == 1):
-            self.products_where_seen(v, nk, out)
+            self.products_where_seen(v, nk, node)
 
     def weights(self, r: Value) -> Pointer:
         """Where the weights of a row lie, in place of its scores: numbers, or words of pairs of bf16."""
         scores = self.S + r * (KB + self.n)
         return scores.to("bf16") if self.m.pair else scores
 
-    def products(self, v: Pointer, nk: Value, out: Pointer) -> None:
+    def products(self, v: Pointer, nk: Value, node: Pointer) -> None:
         """O[r, :] += P[r, :] V, a few keys at a time, so that memory is read from end to end."""
         m = self.m
         for j in m.range(0, nk, FEW):
             count = m.min(FEW, nk - j)
-            for r0 in m.range(0, self.A["rows"], self.s.tile):
-                self.few(v + j * self.A["v_l"], j, count, r0, out)
+            if self.layout.packed:
+                self.pack(v + j * self.A["v_l"], count)
+            for r0, tile, ask in self.tiles():
+                self.few(v + j * self.A["v_l"], j, count, r0, tile, node, ask)
 
-    def few(self, v: Pointer, j0: Value, count: Value, r0: Value, out: Pointer) -> None:
-        m, n, s, tile, stride = self.m, self.n, self.s, self.s.tile, self.A["v_l"]
+    def pack(self, v: Pointer, count: Value) -> None:
+        """A few narrow values as numbers, or words of pairs."""
+        m, n, stride, Dv = self.m, self.n, self.A["v_l"], self.s.Dv
+
+        def rows(first: Value, size: int, second: bool = True) -> None:
+            at = self.V + first // self.each * self.v_width
+            for d, some in m.pieces(Dv, n):
+                here = [v + ((first + x) * stride + d) for x in range(size)]
+                self.ahead(v, stride, first * -(-Dv // (n * self.each)) + d // n, Dv, n * self.each)
+                m.store(self.values(here if second else [*here, None], some), at + d)
+
+        for j in m.range(0, count // self.each * self.each, self.each):
+            rows(j, self.each)
+        if self.each == 2:
+            for _ in m.when(count % 2 > 0):
+                rows(count - 1, 1, False)
+
+    def few(self, v: Pointer, j0: Value, count: Value, r0: Value, tile: int, node: Pointer, ask: bool) -> None:
+        m, n, s, stride = self.m, self.n, self.s, self.A["v_l"]
         columns = max(1, self.sums // tile)  # vectors of widths whose sums stay in registers
-        rows = [self.row(out, r0 + r) for r in range(tile)]
+        rows = [self.row(node, r0 + r) for r in range(tile)]
         weights = [self.S + ((r0 + r) * (KB + n) + j0 // self.each) for r in range(tile)]
-        for d, wide in m.pieces(self.s.Dv, n * columns):
+        for d, wide in m.pieces(s.Dv, n * columns):
             starts = [(c * n, min(n, wide - c * n)) for c in range(-(-wide // n))]
             acc = m.variables([[m.load(o + d + c) for c, _ in starts] for o in rows])
 
@@ -304,28 +446,32 @@ class _Program:
                     for x, y in zip(sums, values, strict=True):
                         x.v = m.mac(weight, y, x.v)
 
-            for j in m.range(0, count // self.each):
-                here = [v + ((j * self.each + x) * stride + d) for x in range(self.each)]
-                for x in range(self.each):
-                    at = d // (n * columns) * count + j * self.each + x
-                    self.ahead(v, stride, at, s.Dv, min(n * columns, s.Dv))
-                add(j, [self.values([row + c for row in here], some) for c, some in starts])
-            if self.each == 2:
-                for _ in m.when(count % 2 > 0):
-                    last = v + ((count - 1) * stride + d)
-                    add(count // 2, [m.zip(last + c, None, some) for c, some in starts])
+            if self.layout.packed:
+                for j in m.range(0, (count + (self.each - 1)) // self.each):
+                    add(j, [m.load(self.V + (j * self.v_width + d + c)) for c, _ in starts])
+            else:
+                for j in m.range(0, count // self.each):
+                    here = [v + ((j * self.each + x) * stride + d) for x in range(self.each)]
+                    for x in range(self.each if ask else 0):
+                        at = d // (n * columns) * count + j * self.each + x
+                        self.ahead(v, stride, at, s.Dv, min(n * columns, s.Dv))
+                    add(j, [self.values([row + c for row in here], some) for c, some in starts])
+                if self.each == 2:
+                    for _ in m.when(count % 2 > 0):
+                        last = v + ((count - 1) * stride + d)
+                        add(count // 2, [self.values([last + c, None], some) for c, some in starts])
             for o, sums in zip(rows, m.values(acc), strict=True):
                 for (c, _), x in zip(starts, sums, strict=True):
                     m.store(x, o + d + c)
 
-    def values(self, keys: list[Pointer], some: int) -> Value:
+    def values(self, keys: list[Pointer | None], some: int) -> Value:
         """One key's values, or those of two as words."""
         return self.m.zip(keys[0], keys[1], some) if self.m.pair else self.m.load(keys[0], some)
 
-    def products_where_seen(self, v: Pointer, nk: Value, out: Pointer) -> None:
+    def products_where_seen(self, v: Pointer, nk: Value, node: Pointer) -> None:
         m, n, A = self.m, self.n, self.A
-        for r in m.range(0, A["rows"]):
-            O = self.row(out, r)
+        for r in m.range(0, self.rows):
+            O = self.row(node, r)
             weights = self.weights(r)
 
             def seen(j: Value, d: Value, some: int) -> Value:
@@ -344,9 +490,40 @@ class _Program:
                         m.store(m.fma(p, x, m.load(O + d)), O + d)
 
 
+def tree(chain: Callable[[int], Block], count: int) -> Block:
+    """The sum of so many blocks, neighbours added again and again: each is made when it is needed."""
+    waiting: list[Block] = []
+
+    def add() -> None:
+        right, left = waiting.pop(), waiting.pop()
+        waiting.append([[x + y for x, y in zip(a, b, strict=True)] for a, b in zip(left, right, strict=True)])
+
+    for x in range(count):
+        waiting.append(chain(x))
+        done = x + 1
+        while done % 2 == 0:
+            add()
+            done //= 2
+    while len(waiting) > 1:
+        add()
+    return waiting[0]
+
+
+def join(m: Machine, left: Pointer, right: Pointer, width: int, unit: Value) -> None:
+    """left := what a row of two nodes amounts to: O [width], M, W. One that has seen no key adds exactly nothing."""
+    a, b = (m.splat(m.get(x + width)) for x in (left, right))
+    top = m.max(a, b)
+    a, b = (m.exp2((x - top) * unit, PRECISE[m.real]) for x in (a, b))
+    for d in m.range(0, width, m.lanes):
+        m.store(m.fma(m.load(left + d), a, m.load(right + d) * b), left + d)
+    weight = m.fma(m.splat(m.get(left + width + 1)), a, m.splat(m.get(right + width + 1)) * b)
+    m.put(m.element(top, 0), left + width)
+    m.put(m.element(weight, 0), left + width + 1)
+
+
 @dataclass(frozen=True)
 class Combine(Program):
-    """What the program that puts the pieces together is specialised to."""
+    """What the program that joins the tasks' nodes is specialised to."""
 
     dtype: str
     Dv: int
@@ -359,19 +536,8 @@ class Combine(Program):
         pointers = [("q", self.dtype), ("k", self.dtype), ("v", self.dtype), ("out", self.dtype), ("lse", self.real)]
         pointers += [("partial", self.real), ("sinks", self.sinks or "f32"), ("gate", self.gate or "f32")]
         integers = [
-            "heads",
-            "key_heads",
-            "group",
-            "queries",
-            "chunks",
-            "rows",
-            "piece",
-            "o_b",
-            "o_h",
-            "o_l",
-            "lse_b",
-            "lse_h",
-            "gate_b",
+            *("heads", "key_heads", "group", "queries", "chunks", "joins", "rows", "piece"),
+            *("o_b", "o_h", "o_l", "lse_b", "lse_h", "gate_b"),
         ]
         return [
             ("scratch", "*scratch"),
@@ -392,28 +558,27 @@ class Combine(Program):
             b, h = head // A["heads"], head % A["heads"]
             kh, g = h // A["group"], h % A["group"]
             row = g * A["queries"] + i
-            pieces = A["partial"] + ((b * A["key_heads"] + kh) * A["chunks"] * A["piece"] + row * (width + 2))
+            node = A["partial"] + ((b * A["key_heads"] + kh) * A["chunks"] * A["piece"] + row * (width + 2))
+            left = m.var(A["chunks"])
+            size = m.var(A["piece"])
+            for _ in m.range(0, A["joins"]):  # neighbours, then neighbours of these
+                for pair in m.range(0, left.v // 2):
+                    at = node + pair * 2 * size.v
+                    join(m, at, at + size.v, width, unit)
+                left.v, size.v = (left.v + 1) // 2, size.v * 2
             sink = m.splat(m.number(m.get(A["sinks"] + h))) if self.sinks else -m.splat(float("inf"))
-            top = m.var(m.max(sink, m.splat(LOWEST[m.real])))
-            for c in m.range(0, A["chunks"]):
-                top.v = m.max(m.splat(m.get(pieces + (c * A["piece"] + width))), top.v)
-            weight = m.var(m.exp2((sink - top.v) * unit, PRECISE[m.real]))
-            for c in m.range(0, A["chunks"]):
-                at = pieces + (c * A["piece"] + width)
-                shrink = m.exp2((m.splat(m.get(at)) - top.v) * unit, PRECISE[m.real])
-                weight.v = m.fma(m.splat(m.get(at + 1)), shrink, weight.v)
+            own = m.splat(m.get(node + width))
+            top = m.max(sink, own)
+            shrink = m.exp2((own - top) * unit, PRECISE[m.real])
+            weight = m.exp2((sink - top) * unit, PRECISE[m.real])
+            weight = m.fma(m.splat(m.get(node + width + 1)), shrink, weight)
             factor = m.splat(A["factor"])
             if self.gate:
                 factor = factor * m.splat(m.number(m.get(A["gate"] + (b * A["gate_b"] + h))))
-            factor = m.select(weight.v == zero, zero, factor / weight.v)
+            factor = m.select(weight == zero, zero, factor * shrink / weight)
             out = A["out"] + (b * A["o_b"] + h * A["o_h"] + i * A["o_l"])
             for d, part in m.pieces(self.Dv, n):
-                total = m.var(zero)
-                for c in m.range(0, A["chunks"]):
-                    at = pieces + c * A["piece"]
-                    shrink = m.exp2((m.splat(m.get(at + width)) - top.v) * unit, PRECISE[m.real])
-                    total.v = m.fma(m.load(at + d), shrink, total.v)
-                m.store(total.v * factor, out + d, part)
-            log = m.fma(top.v, m.splat(A["natural"]), m.log(weight.v))
-            log = m.select(weight.v == zero, -m.splat(float("inf")), log)
+                m.store(m.load(node + d) * factor, out + d, part)
+            log = m.fma(top, m.splat(A["natural"]), m.log(weight))
+            log = m.select(weight == zero, -m.splat(float("inf")), log)
             m.put(m.element(log, 0), A["lse"] + (b * A["lse_b"] + h * A["lse_h"] + i))

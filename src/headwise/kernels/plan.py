@@ -17,7 +17,7 @@ import numpy as np
 
 from headwise.kernels import jit, llvm, masking, threads
 from headwise.kernels.adjust import NO_RULES, Rules
-from headwise.kernels.decode import Combine, Decode, rows_at_once
+from headwise.kernels.decode import STRETCH, TILE, Combine, decode, node_size
 from headwise.kernels.forward import KB, Forward, block_width
 from headwise.kernels.thread_count import get_num_threads
 from headwise.kernels.tile import KINDS, LOG2E, Geometry
@@ -25,7 +25,8 @@ from headwise.shapes import Sizes
 
 ALONE = 3e6  # operations below which waking a worker costs more than it saves
 A_WHILE = 2e10  # operations after which Python gets to look for Ctrl-C, some tenths of a second
-PIECES = 32  # into how many pieces the keys of a decoding step are cut, all heads together
+PIECES = 32  # tasks of a decoding step, where there are enough keys
+FEW_QUERIES = 16  # up to which `decode` is taken
 
 
 class Problem(NamedTuple):
@@ -246,26 +247,29 @@ def _blocks_a_task(blocks: int, sizes: Sizes) -> int:
 
 
 def decodes(sizes: Sizes) -> bool:
-    """Whether queries are too few to fill vectors with: then widths and keys do."""
-    rows = sizes.L * sizes.group
-    few_tasks = sizes.B * sizes.H < 8 and sizes.S >= 1024
-    return sizes.L <= 16 and sizes.S > 0 and (rows < 8 or (rows <= 64 and few_tasks))
+    """Whether queries are too few to fill vectors with: then widths and keys do. It depends on L alone, so that a
+    query's bits do not change with the batch, the heads or the keys.
+    """
+    return sizes.L <= FEW_QUERIES and sizes.S > 0
 
 
 def decoding(c: Common) -> list[list[Launch]]:
-    """Pieces of the keys, then what they amount to. The cut depends on the sizes alone, so that the bits do too."""
+    """Stretches of keys, then what they amount to. Into how many the keys are cut does not matter to the bits."""
     p, sizes = c.problem, c.problem.sizes
-    pairs = sizes.B * sizes.Hkv
-    chunks = max(1, min(-(-PIECES // pairs), sizes.S // (2 * KB)))
-    chunk = -(-sizes.S // (chunks * KB)) * KB
-    chunks = -(-sizes.S // chunk)
     rows = sizes.L * sizes.group
-    spec = Decode(
-        p.dtype, sizes.D, sizes.Dv, rows_at_once(rows), c.natural, p.rules.visible is not None, p.rules, p.dropout
-    )
-    piece = rows * (-(-sizes.Dv // c.geometry.lanes(c.real)) * c.geometry.lanes(c.real) + 2)
-    c.values |= {"key_heads": sizes.Hkv, "chunks": chunks, "chunk": chunk, "rows": rows, "piece": piece}
-    split = c.launch(spec, pairs * chunks, spec.scratch(c.geometry, rows))
+    stretches = -(-rows // STRETCH)
+    stretch = rows if stretches == 1 else -(-rows // (stretches * TILE)) * TILE
+    units = sizes.B * sizes.Hkv * -(-rows // stretch)
+    blocks = -(-sizes.S // KB)
+    levels = 1  # 2**levels blocks a task
+    while 1 << levels < blocks and -(-blocks // (2 << levels)) * units >= PIECES:
+        levels += 1
+    chunks = -(-blocks // (1 << levels))
+    spec = decode(p.dtype, sizes.D, sizes.Dv, rows, c.natural, p.rules.visible is not None, p.rules, p.dropout)
+    c.values |= {"key_heads": sizes.Hkv, "chunks": chunks, "chunk": KB << levels, "levels": levels}
+    c.values |= {"rows": rows, "stretch": stretch, "joins": (chunks - 1).bit_length()}
+    c.values["piece"] = node_size(rows, sizes.Dv, c.geometry.lanes(c.real))
+    split = c.launch(spec, units * chunks, spec.scratch(c.geometry, stretch, levels))
     split.size = sizes.L
     combine = Combine(p.dtype, sizes.Dv, p.sinks, p.gate)
     return [[split], [c.launch(combine, sizes.B * sizes.H * sizes.L, combine.scratch(c.geometry))]]
