@@ -5,7 +5,7 @@ import pytest
 
 import headwise as hw
 from headwise.backends import compiled
-from headwise.kernels import jit, llvm
+from headwise.kernels import backward, backward_plan, jit, llvm
 from headwise.kernels.backward_plan import BackwardPass
 from headwise.kernels.interpret import Interpreter, Memory
 from headwise.kernels.plan import Problem, scaled_at_once
@@ -104,6 +104,15 @@ def test_it_compiles_for_every_instruction_set(isa, dtype):
 def test_on_the_checking_machine(sizes, name, isa, dtype):
     case = Case(SIZES[sizes], name, dtype)
     hold(case, interpret(case, GEOMETRIES[isa]), dtype)
+
+
+@pytest.mark.parametrize("name", ["plain", "window"])
+def test_several_stretches_of_keys_and_of_queries(name, monkeypatch):
+    monkeypatch.setattr(backward, "STRETCH", backward.KB)
+    monkeypatch.setattr(backward, "MANY", 1)
+    monkeypatch.setattr(backward_plan, "MANY", 1)
+    case = Case(Sizes(1, 2, 1, 37, 2 * backward.KB + 7, 3, 2), name, "float32")
+    hold(case, interpret(case, GEOMETRIES["avx2"]), "float32")
 
 
 @pytest.mark.parametrize("isa", llvm.runnable())

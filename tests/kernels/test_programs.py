@@ -8,8 +8,8 @@ from mask_cases import mask
 
 import headwise as hw
 from headwise import reference
-from headwise.kernels.forward import KB_BIAS
-from headwise.kernels.tile import GEOMETRIES
+from headwise.kernels import forward
+from headwise.kernels.tile import GEOMETRIES, SUM
 from headwise.scores import Options, keep
 from headwise.shapes import Sizes
 
@@ -125,10 +125,11 @@ def test_pairs_of_bf16_are_read_where_they_lie(interpreted, isa, stride, name):
     agree(interpreted(q, around[..., :22], v, o, GEOMETRIES[isa]), expected, "bfloat16")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_bias_is_added_to_longer_blocks_of_keys(interpreted, dtype):
-    sizes = (1, 1, 1, 17, KB_BIAS + 5, 2, 3)
-    args, expected = case(sizes, dtype, "bias")
+@pytest.mark.parametrize(("name", "dtype"), [("keys", "float32"), ("bias", "float32"), ("all", "bfloat16")])
+def test_several_stretches_of_keys_and_of_widths(interpreted, name, dtype, monkeypatch):
+    monkeypatch.setattr(forward, "STRETCH", forward.KB)
+    sizes = (1, 1, 1, 17, 2 * forward.KB + 5, (2 if dtype == "bfloat16" else 1) * SUM + 5, 3)
+    args, expected = case(sizes, dtype, name)
     agree(interpreted(*args, GEOMETRIES["avx512bf16"]), expected, dtype)
 
 

@@ -184,21 +184,26 @@ class Adjuster:
             if not depends(node) & {"j", "score"} and len(node) > 1 and node[0] not in ("int", "integer", "number"):
                 self.vector(node, place)
 
-    def block(self, rules: Rules, block: Place, nk: Value, part: Value, scores: Scores) -> None:
+    def block(
+        self, rules: Rules, block: Place, nk: Value, part: Value, scores: Scores, whole: Value | None = None
+    ) -> None:
         """S := what the rules make of keys block.j ... block.j + nk, -inf where hidden; part: 1 if some are hidden from
-        some.
+        some; whole: so many of the first are then hidden from none.
         """
         m = self.m
+        whole = m.scalar(0) if whole is None else whole
         if rules.visible and rules.change:
             for masked in m.either(part == 1):
-                self._block([rules.change], rules.visible if masked else None, block, nk, scores)
+                self._block([rules.change], rules.visible if masked else None, block, nk, scores, whole)
         elif rules.visible:
             for _ in m.when(part == 1):
-                self._block([], rules.visible, block, nk, scores)
+                self._block([], rules.visible, block, nk, scores, whole)
         elif rules.change:
-            self._block([rules.change], None, block, nk, scores)
+            self._block([rules.change], None, block, nk, scores, whole)
 
-    def _block(self, changes: list[Node], visible: Node | None, block: Place, nk: Value, scores: Scores) -> None:
+    def _block(
+        self, changes: list[Node], visible: Node | None, block: Place, nk: Value, scores: Scores, whole: Value
+    ) -> None:
         m, n = self.m, self.m.lanes
         trees = [*changes, *([visible] if visible else [])]
         tiles = [x for tree in trees for x in self.tiles_of(tree)]
@@ -212,19 +217,22 @@ class Adjuster:
             for tree in trees:
                 self.prepare(tree, place)
             top = None if scores.top is None else m.var(m.load(scores.top + v * n))
-            for j in m.range(0, nk):
-                here = scores.S + (j * scores.QB + v * n)
-                x = m.load(here)
-                one = place.at(j=block.j + j, score=x)
-                for node, where in fetched:
-                    one.known[node] = self.fetched(node, where + j * n)
-                for tree in changes:
-                    x = self.vector(tree, one)
-                if visible:
-                    x = m.select(self.vector(visible, one), x, -m.splat(float("inf")))
-                m.store(x, here)
-                if top is not None:
-                    top.v = m.max(x, top.v)
+            ranges = [(m.scalar(0), whole, None), (whole, nk, visible)] if visible else [(m.scalar(0), nk, None)]
+            for start, stop, mask in ranges:
+                for j in m.range(start, stop):
+                    here = scores.S + (j * scores.QB + v * n)
+                    x = m.load(here)
+                    one = place.at(j=block.j + j, score=x)
+                    for node, where in fetched:
+                        one.known[node] = self.fetched(node, where + j * n)
+                    for tree in changes:
+                        x = self.vector(tree, one)
+                    if mask:
+                        x = m.select(self.vector(mask, one), x, -m.splat(float("inf")))
+                    if changes or mask:
+                        m.store(x, here)
+                    if top is not None:
+                        top.v = m.max(x, top.v)
             if top is not None:
                 m.store(top.v, scores.top + v * n)
 

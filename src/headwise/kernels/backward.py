@@ -5,7 +5,7 @@ over blocks of queries and keys:
     dV = P^T dout         dK = scale dS^T Q    dQ = scale dS K
 
 share [b, h, i] = dlse - sum_j P dP (Dao et al., 2022, appendix B.2). As in `forward` queries run along the lanes for S,
-dP and dQ; widths do for dV and dK.
+dP and dQ; widths do for dV and dK; and long sums are sums of sums: of a block, of a stretch of blocks, of stretches.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, span
 from headwise.kernels.forward import rows_in_registers, weight_power
-from headwise.kernels.tile import PRECISE, Geometry, Machine, Pointer, Program, Value
+from headwise.kernels.tile import PRECISE, Block, Geometry, Machine, Pointer, Program, Value
 
 KB = 120  # keys in a block: whole tiles of 4, 6 or 8
+STRETCH = 16 * KB  # keys whose part of dQ is put together before it is added to the others'
+MANY = 32  # blocks of queries whose part of dK and dV is put together, in scratch memory where there are more
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ class Backward(Program):
             *self.rules.signature(),
         ]
 
-    def scratch(self, geometry: Geometry) -> int:
-        """Numbers of scratch memory for a worker."""
-        return Layout(self, geometry.lanes(self.real)).size
+    def scratch(self, geometry: Geometry, keys: int = 0) -> int:
+        """Numbers of scratch memory for a worker, with room for the gradients of so many keys."""
+        layout = Layout(self, geometry.lanes(self.real))
+        return layout.size + keys * (layout.k_width + layout.v_width)
 
     def program(self, m: Machine) -> None:
         _Program(m, self).run()
@@ -83,6 +86,7 @@ class Layout:
             ("Qt", s.D * self.QB),
             ("Gt", s.Dv * self.QB),
             ("dQt", s.D * self.QB),
+            ("dQt_before", s.D * self.QB),
             ("Q", self.QB * self.k_width),
             ("G", self.QB * self.v_width),
             ("P", (KB + 8) * self.QB),
@@ -100,6 +104,7 @@ class _Program:
         self.QB = self.layout.QB
         at = {name: m.args["scratch"] + x for name, x in self.layout.at.items()}
         self.Qt, self.Gt, self.dQt, self.Q, self.G = (at[x] for x in ("Qt", "Gt", "dQt", "Q", "G"))
+        self.before = at["dQt_before"]
         self.P, self.dS, self.tiles = at["P"], at["dS"], at["tiles"]
         self.rows_at_once = rows_in_registers(m.registers, s.width)
         self.columns = 4 if m.registers == 32 else 3  # vectors of widths whose sums stay in registers
@@ -109,6 +114,7 @@ class _Program:
     def run(self) -> None:
         """A task is a stretch of the keys of one head, and all queries, of a part of its query heads, that see some."""
         m, A = self.m, self.A
+        k_width, v_width = self.layout.k_width, self.layout.v_width
         for t in m.tasks():
             unit, c = t // A["chunks"], t % A["chunks"]
             pair, part = unit // A["parts"], unit % A["parts"]
@@ -117,13 +123,19 @@ class _Program:
             k, v = (A[x] + (b * A[f"{x}_b"] + kh * A[f"{x}_h"]) for x in "kv")
             start = c * A["chunk"]
             stop = m.min(A["keys"], start + A["chunk"])
-            dk = A["dk"] + unit * A["keys"] * self.layout.k_width
-            dv = A["dv"] + unit * A["keys"] * self.layout.v_width
-            for j in m.range(start, stop):
-                for d in range(0, self.layout.k_width, self.n):
-                    m.store(self.zero, dk + (j * self.layout.k_width + d))
-                for d in range(0, self.layout.v_width, self.n):
-                    m.store(self.zero, dv + (j * self.layout.v_width + d))
+            dk = A["dk"] + (unit * A["keys"] + start) * k_width
+            dv = A["dv"] + (unit * A["keys"] + start) * v_width
+            several = each * A["blocks"] > MANY
+            own = A["scratch"] + self.layout.size
+            sums = []
+            for out, width in ((dk, k_width), (dv, v_width)):
+                self.clear(out, (stop - start) * width)
+                for _ in m.when(several):
+                    self.clear(own, (stop - start) * width)
+                sums.append((m.select(several, own, out), out, width))
+                own = own + A["chunk"] * width
+            (dk, *_), (dv, *_) = sums
+            first, last, done = m.var(stop), m.var(start), m.var(m.scalar(0))
             for g in m.range(0, each):
                 h = kh * A["group"] + part * each + g
                 head = b * A["heads"] + h
@@ -134,19 +146,48 @@ class _Program:
                     self.load_queries(b, h, i0, nq)
                     row = head * A["row"] + i0
                     lo, hi, whole_lo, whole_hi = span(m, self.s.spans, bool(self.s.rules.visible), b, block)
-                    for j in m.range(m.max(lo, start), m.min(hi, stop), KB):
-                        nk = m.min(m.min(hi, stop) - j, KB)
-                        partly = m.select((j < whole_lo) | (j + nk > whole_hi), m.scalar(1), m.scalar(0))
-                        here = k + j * A["k_l"]
-                        self.scores(here, nk)
-                        place = Place(b, h, i0, j)
-                        scores = Scores(self.P, self.QB, self.tiles, KB)
-                        self.adjuster.block(self.s.rules, place, nk, partly, scores)
-                        self.weights(place, v + j * A["v_l"], nk, row)
-                        self.to_rows(self.P, self.G, self.layout.v_width, nk, dv + j * self.layout.v_width)
-                        self.to_rows(self.dS, self.Q, self.layout.k_width, nk, dk + j * self.layout.k_width)
-                        self.to_queries(here, nk)
+                    lo, hi = m.max(lo, start), m.min(hi, stop)
+                    long = lo + STRETCH < hi
+                    for _ in m.when(long):
+                        self.clear(self.before, self.s.D * self.QB)
+                    for stretch in m.range(lo, hi, STRETCH):
+                        end = m.min(stretch + STRETCH, hi)
+                        for j in m.range(stretch, end, KB):
+                            nk = m.min(end - j, KB)
+                            partly = m.select((j < whole_lo) | (j + nk > whole_hi), m.scalar(1), m.scalar(0))
+                            here = k + j * A["k_l"]
+                            self.scores(here, nk)
+                            place = Place(b, h, i0, j)
+                            scores = Scores(self.P, self.QB, self.tiles, KB)
+                            self.adjuster.block(self.s.rules, place, nk, partly, scores)
+                            self.weights(place, v + j * A["v_l"], nk, row)
+                            self.to_rows(self.P, self.G, v_width, nk, dv + (j - start) * v_width)
+                            self.to_rows(self.dS, self.Q, k_width, nk, dk + (j - start) * k_width)
+                            self.to_queries(here, nk)
+                        for _ in m.when(end < hi):
+                            self.move(self.dQt, self.before, self.s.D * self.QB)
+                    for _ in m.when(long):
+                        self.move(self.before, self.dQt, self.s.D * self.QB)
                     self.store_queries(dq + i0 * self.s.D, nq)
+                    for _ in m.when(lo < hi):
+                        first.v, last.v = m.min(first.v, lo), m.max(last.v, hi)
+                    done.v = done.v + 1
+                    for _ in m.when(several & ((done.v == MANY) | ((g == each - 1) & (block == A["blocks"] - 1)))):
+                        for now, out, width in sums:
+                            at = (first.v - start) * width
+                            self.move(now + at, out + at, (last.v - first.v) * width)
+                        first.v, last.v, done.v = stop, start, m.scalar(0)
+
+    def clear(self, x: Pointer, size: Value) -> None:
+        for at in self.m.range(0, size, self.n):
+            self.m.store(self.zero, x + at)
+
+    def move(self, x: Pointer, to: Pointer, size: Value) -> None:
+        """to += x; x = 0."""
+        m = self.m
+        for at in m.range(0, size, self.n):
+            m.store(m.load(to + at) + m.load(x + at), to + at)
+            m.store(self.zero, x + at)
 
     def load_queries(self, b: Value, h: Value, i0: Value, nq: Value) -> None:
         """A block of q and dout, as rows (0 past the end) and as columns; dQ = 0."""
@@ -165,8 +206,7 @@ class _Program:
                         found.append(x)
                     for r, x in enumerate(m.transpose(found)[:part]):
                         m.store(x, columns + ((d + r) * self.QB + v * n))
-        for d in m.range(0, self.s.D):
-            m.store_block([[self.zero] * self.nv], self.dQt + d * self.QB, self.QB)
+        self.clear(self.dQt, self.s.D * self.QB)
 
     def scores(self, k: Pointer, nk: Value) -> None:
         """P[j, :] = K[j] . Q, not yet weights."""
@@ -183,9 +223,9 @@ class _Program:
         """A few rows' products with all queries; past the end the last row again."""
         m = self.m
         places = [keys + m.min(nk - 1, j + r) * stride for r in range(self.rows_at_once)]
-        acc = m.variables([[self.zero] * self.nv for _ in places])
-        m.matmul(acc, lambda r, d: places[r] + d, lambda d: columns + d * self.QB, 0, width, 2 - width % 2)
-        return m.values(acc)
+        return m.products(
+            (len(places), self.nv), lambda r, d: places[r] + d, lambda d: columns + d * self.QB, width
+        )
 
     def weights(self, block: Place, v: Pointer, nk: Value, row: Value) -> None:
         """P := exp(s - M) / W, dS = P * (dP + share); what dropout takes away is missing in P afterwards and in dP."""
@@ -221,11 +261,11 @@ class _Program:
 
             def some(j: Value, count: int, d: Value = d, columns: int = columns) -> None:
                 here = out + (j * width + d)
-                acc = m.variables(m.load_block(here, width, count, columns))
+                acc = m.variables([[self.zero] * columns for _ in range(count)])
                 m.matmul(
                     acc, lambda r, i: weights + ((j + r) * self.QB + i), lambda i: rows + (i * width + d), 0, self.QB, 2
                 )
-                m.store_block(m.values(acc), here, width)
+                self.add(m.values(acc), here, width)
 
             whole = nk // self.rows_at_once * self.rows_at_once
             for j in m.range(0, whole, self.rows_at_once):
@@ -237,10 +277,17 @@ class _Program:
         """dQ[d, :] += sum_j K[j, d] dS[j, :]."""
         m, QB = self.m, self.QB
         for d, rows in m.pieces(self.s.D, self.rows_at_once):
-            here = self.dQt + d * QB
-            acc = m.variables(m.load_block(here, QB, rows, self.nv))
+            acc = m.variables([[self.zero] * self.nv for _ in range(rows)])
             m.matmul(acc, lambda r, j, d=d: k + (j * self.A["k_l"] + d + r), lambda j: self.dS + j * QB, 0, nk)  # type: ignore[misc]
-            m.store_block(m.values(acc), here, QB)
+            self.add(m.values(acc), self.dQt + d * QB, QB)
+
+    def add(self, block: Block, to: Pointer, stride: Value) -> None:
+        """to += block."""
+        m = self.m
+        for r, row in enumerate(block):
+            for u, x in enumerate(row):
+                here = to + (r * stride + u * self.n)
+                m.store(m.load(here) + x, here)
 
     def store_queries(self, dq: Pointer, nq: Value) -> None:
         m, n, D = self.m, self.n, self.s.D

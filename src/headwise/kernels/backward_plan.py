@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from headwise.kernels import llvm, masking
-from headwise.kernels.backward import KB, Backward, Layout
+from headwise.kernels.backward import KB, MANY, Backward, Layout
 from headwise.kernels.forward import block_width
 from headwise.kernels.plan import PIECES, Call, Problem, _elements, scaled_at_once
 from headwise.kernels.reads_plan import Job, shrunk, unit
@@ -52,7 +52,8 @@ class BackwardPass:
         chunk = -(-sizes.S // (chunks * KB)) * KB
         chunks = -(-sizes.S // chunk)
         real = share.dtype
-        self.tasks, self.scratch = pairs * parts * chunks, self.spec.scratch(self.geometry)
+        several = sizes.group // parts * blocks > MANY
+        self.tasks, self.scratch = pairs * parts * chunks, self.spec.scratch(self.geometry, chunk if several else 0)
         self.operations = 2 * sizes.B * sizes.H * sizes.L * sizes.S * (3 * sizes.D + 2 * sizes.Dv)
         self.dq = np.empty((chunks, sizes.B, sizes.H, sizes.L, sizes.D), real)
         self.dk = np.empty((sizes.B, sizes.Hkv, parts, sizes.S, layout.k_width), real)

@@ -3,6 +3,10 @@
 Letters: B H L S D Dv as everywhere; n lanes, QB = n * width queries in a block, KB keys in a block. Scratch memory
 holds, for each of a task's blocks of queries, Qt [D, QB], Ot [Dv, QB], and for each query the largest score M and
 the sum of weights W (Milakov and Gimelshein, 2018; Rabe and Staats, 2021; Dao et al., 2022).
+
+Long sums lose digits, so O and W are sums of sums: of a block of keys, of a stretch of blocks, of stretches. Blocks
+and stretches are cut at multiples of their size from key 0 and a hidden key adds exactly nothing, so that the bits of a
+query's row depend on the keys that it sees and on nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, be
 from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
 
 KB = 128  # keys in a block
-KB_BIAS = 384  # where a bias is added and nothing hidden: its rows come from memory faster in longer runs
+STRETCH = 1536  # keys whose sums are put together before they are added to those of earlier keys
 UNROLL = 4  # keys at once in the softmax
 AHEAD = 6144  # bytes between the keys that are multiplied and those that memory is asked for
 
@@ -52,11 +56,6 @@ class Forward(Program):
             *((x, "f64") for x in ("scale", "unit", "natural", "factor")),
             *self.rules.signature(),
         ]
-
-    @property
-    def KB(self) -> int:
-        """Keys in a block."""
-        return KB_BIAS if self.rules.visible is None and Adjuster.tiles_of(self.rules.change) else KB
 
     def scratch(self, geometry: Geometry, blocks: int) -> int:
         """Numbers of scratch memory for a task of so many blocks of queries."""
@@ -99,18 +98,19 @@ class Layout:
         self.shared = 0
         tiles = len(Adjuster.tiles_of(s.rules.change)) + len(Adjuster.tiles_of(s.rules.visible))
         for name, size in (
-            ("S", (s.KB + 8) * self.QB),
+            ("S", (KB + 8) * self.QB),
             ("alpha", self.QB),
             ("line", n),
-            ("K", s.KB * self.k_stride if self.packed and not self.words_at_hand else 0),
-            ("V", s.KB * self.v_stride if self.packed or s.rules.visible else 0),
-            ("tiles", tiles * s.KB * n),
+            ("K", KB * self.k_stride if self.packed and not self.words_at_hand else 0),
+            ("V", KB * self.v_stride if self.packed or s.rules.visible else 0),
+            ("tiles", tiles * KB * n),
         ):
             self.at[name] = self.shared
             self.shared += up(size, 16)
         self.state = {"Q": 0, "O": self.words * self.QB, "M": (self.words + s.Dv) * self.QB}
         self.state["W"] = self.state["M"] + self.QB
-        self.state_size = up(self.state["W"] + self.QB, 16)
+        self.state["before"] = up(self.state["W"] + self.QB, 16)  # M, W and O of the stretches before this one
+        self.state_size = self.state["before"] + up((s.Dv + 2) * self.QB, 16)
 
     def size(self, blocks: int) -> int:
         return self.shared + blocks * self.state_size
@@ -192,28 +192,46 @@ class _Program:
             self.load_queries(q + i0 * A["q_l"], m.min(self.QB, A["queries"] - i0), h, self.state(block))
             lo, hi, _, _ = span(m, self.s.spans, bool(self.visible), b, first + block)
             start.v, stop.v = m.min(start.v, lo), m.max(stop.v, hi)
-        for j in m.range(start.v // 2 * 2 if self.pair else start.v, stop.v, self.s.KB):
-            nk = m.min(self.s.KB, stop.v - j)
-            if self.packed:
-                self.pack(Keys(k, v, j, nk))
+        if self.pair:
+            start.v = start.v // 2 * 2
+        begin = start.v // STRETCH * STRETCH
+        several = begin + STRETCH < stop.v
+        for _ in m.when(several):
             for block in m.range(0, blocks):
-                lo, hi, whole_lo, whole_hi = span(m, self.s.spans, bool(self.visible), b, first + block)
-                if self.pair:  # values lie in pairs: where a span begins or ends within one, the mask hides the other
-                    lo, hi = lo // 2 * 2, (hi + 1) // 2 * 2
-                lo, hi = m.max(lo, j), m.min(hi, j + nk)
-                for _ in m.when(lo < hi):
-                    part = m.select((lo < whole_lo) | (hi > whole_hi), m.scalar(1), m.scalar(0))
-                    i0 = A["first"] + (first + block) * self.QB
-                    soon = Soon(
-                        next_k,
-                        next_v,
-                        next_q + block * self.QB * A["q_l"],
-                        out + i0 * A["o_l"],
-                        m.select(j == start.v, m.scalar(1), m.scalar(0)),
-                        m.select(block == 0, m.scalar(1), m.scalar(0)),
-                    )
-                    self.block(Place(b, h, i0, lo), Keys(k, v, j, nk), hi - lo, part, self.state(block), soon)
+                self.nothing_before(self.state(block))
+        for stretch in m.range(begin, stop.v, STRETCH):
+            end = m.min(stretch + STRETCH, stop.v)
+            for at in m.range(m.max(stretch, start.v // KB * KB), end, KB):
+                j = m.max(at, start.v)
+                nk = m.min(at + KB, end) - j
+                if self.packed:
+                    self.pack(Keys(k, v, j, nk))
+                for block in m.range(0, blocks):
+                    lo, hi, whole_lo, whole_hi = span(m, self.s.spans, bool(self.visible), b, first + block)
+                    if self.pair:  # values lie in pairs: where a span begins or ends within one, a mask hides the other
+                        lo, hi = lo // 2 * 2, (hi + 1) // 2 * 2
+                    lo, hi = m.max(lo, j), m.min(hi, j + nk)
+                    for _ in m.when(lo < hi):
+                        part = m.select((lo < whole_lo) | (hi > whole_hi), m.scalar(1), m.scalar(0))
+                        whole = m.select(lo < whole_lo, m.scalar(0), m.max(m.min(hi, whole_hi) - lo, 0))
+                        i0 = A["first"] + (first + block) * self.QB
+                        soon = Soon(
+                            next_k,
+                            next_v,
+                            next_q + block * self.QB * A["q_l"],
+                            out + i0 * A["o_l"],
+                            m.select(j == start.v, m.scalar(1), m.scalar(0)),
+                            m.select(block == 0, m.scalar(1), m.scalar(0)),
+                        )
+                        self.block(
+                            Place(b, h, i0, lo), Keys(k, v, j, nk), hi - lo, part, whole, self.state(block), soon
+                        )
+            for _ in m.when(end < stop.v):  # whether a block of queries sees anything of it or not
+                for block in m.range(0, blocks):
+                    self.add_stretch(self.state(block))
         for block in m.range(0, blocks):
+            for _ in m.when(several):
+                self.add_stretch(self.state(block), last=True)
             i0 = A["first"] + (first + block) * self.QB
             self.store_output(b, h, i0, m.min(self.QB, A["queries"] - i0), self.state(block))
 
@@ -231,8 +249,7 @@ class _Program:
                 m.store_block(
                     [[r] for r in m.transpose(rows)[:words]], at["Q"] + (d // self.each * self.QB + v * n), self.QB
                 )
-        for d in m.range(0, self.s.Dv):
-            m.store_block([[self.zero] * self.nv], at["O"] + d * self.QB, self.QB)
+        self.clear(at["O"], self.s.Dv)
         top, weight = self.lowest, self.zero
         if self.s.sinks:  # one more logit, seen before all keys
             sink = m.splat(m.number(m.get(self.A["sinks"] + h)))
@@ -240,6 +257,35 @@ class _Program:
             weight = m.select(sink == top, m.splat(1.0), self.zero)
             top = m.select(sink == sink, top, sink)
         m.store_block([[top] * self.nv, [weight] * self.nv], at["M"], self.QB)
+
+    def clear(self, rows: Pointer, count: int) -> None:
+        for d in self.m.range(0, count):
+            self.m.store_block([[self.zero] * self.nv], rows + d * self.QB, self.QB)
+
+    def nothing_before(self, at: dict[str, Pointer]) -> None:
+        m, QB = self.m, self.QB
+        m.store_block(m.load_block(at["M"], QB, 1, self.nv), at["before"], QB)
+        self.clear(at["before"] + QB, 1 + self.s.Dv)
+
+    def add_stretch(self, at: dict[str, Pointer], last: bool = False) -> None:
+        """O and W of a stretch of keys are added to those of the stretches before, and begin anew; at last those are
+        added to the last one's.
+        """
+        m, n, QB = self.m, self.n, self.QB
+        M, W, O = (at["before"] + x * QB for x in range(3))
+        for v in m.range(0, self.nv):
+            top = m.load(at["M"] + v * n)
+            m.store(m.exp2((m.load(M + v * n) - top) * self.unit, PRECISE[m.real]), self.alpha + v * n)
+            m.store(top, M + v * n)
+        (alpha,) = m.load_block(self.alpha, QB, 1, self.nv)
+        for before, now, rows in ((W, at["W"], 1), (O, at["O"], self.s.Dv)):
+            for d in m.range(0, rows):
+                for u, x in enumerate(alpha):
+                    here = d * QB + u * n
+                    total = m.fma(m.load(before + here), x, m.load(now + here))
+                    m.store(total, (now if last else before) + here)
+            if not last:
+                self.clear(now, rows)
 
     def pack(self, keys: Keys) -> None:
         """A block of narrow keys and values as what the products read: numbers, or words of pairs."""
@@ -266,9 +312,11 @@ class _Program:
             words = self.m.zip(p + d, None if q is None else q + d, part)
             self.m.store(words, self.V + (j * self.layout.v_stride + d))
 
-    def block(self, place: Place, keys: Keys, nk: Value, part: Value, at: dict[str, Pointer], soon: Soon) -> None:
+    def block(
+        self, place: Place, keys: Keys, nk: Value, part: Value, whole: Value, at: dict[str, Pointer], soon: Soon
+    ) -> None:
         """Keys place.j ... place.j + nk for the block of queries at place.i; part: 1 if some are hidden from some,
-        else 0.
+        else 0; whole: so many of the first are hidden from none.
         """
         m = self.m
         m.store_block(m.load_block(at["M"], self.QB, 1, self.nv), self.alpha, self.QB)
@@ -281,7 +329,7 @@ class _Program:
             v, v_stride = self.V + row // self.each * self.layout.v_stride, m.scalar(self.layout.v_stride)
         self.scores(k, k_stride, nk, part, at, lambda j: self.ahead(place, keys, j, soon))
         tiles = self.A["scratch"] + self.layout.at["tiles"]
-        self.adjuster.block(self.s.rules, place, nk, part, Scores(self.S, self.QB, tiles, self.s.KB, at["M"]))
+        self.adjuster.block(self.s.rules, place, nk, part, Scores(self.S, self.QB, tiles, KB, at["M"]), whole)
         self.softmax(place, nk, at)
         if not self.visible:
             self.weigh(v, v_stride, nk, at)
@@ -291,7 +339,7 @@ class _Program:
         own = keys.v + place.j * self.A["v_l"]
         bad = m.var(m.scalar(0))
         for _ in m.when(part == 1):
-            bad.v = self.not_finite(own, nk)
+            bad.v = self.not_finite(own + whole * self.A["v_l"], nk - whole)
         source, stride = m.var(v), m.var(v_stride)
         for _ in m.when(bad.v == 1):
             self.copy_finite(own, nk)
@@ -361,20 +409,18 @@ class _Program:
                 ask(later(keys.v, soon.v, row, A["v_l"]), A["v_l"], s.Dv)
         tiles = Adjuster.tiles_of(self.change)
         if tiles:
-            queries = -(-self.QB * self.rows_at_once // s.KB)
+            queries = -(-self.QB * self.rows_at_once // KB)
             here = Place(place.b, place.h, place.i + j // self.rows_at_once * queries, place.j)
             for node in tiles:
-                self.adjuster.ask(node, here, s.KB, queries)
+                self.adjuster.ask(node, here, KB, queries)
         for _ in m.when((soon.first == 1) & (j < self.QB)):
             ask(soon.queries + j * A["q_l"], A["q_l"], s.D)
             ask(soon.out + j * A["o_l"], A["o_l"], s.Dv, True)
 
     def tile(self, places: list[Pointer], Q: Pointer) -> Block:
         """A few keys' products with all queries."""
-        m = self.m
-        acc = m.variables([[self.zero] * self.nv for _ in places])
-        m.matmul(acc, lambda r, d: places[r] + d, lambda d: Q + d * self.QB, 0, self.words, 2 - self.words % 2)
-        return m.values(acc)
+        shape = len(places), self.nv
+        return self.m.products(shape, lambda r, d: places[r] + d, lambda d: Q + d * self.QB, self.words)
 
     def raise_top(self, rows: Block, M: Pointer) -> None:
         for u in range(self.nv):
@@ -425,13 +471,13 @@ class _Program:
         m, QB = self.m, self.QB
         steps = (nk + (self.each - 1)) // self.each
         for d, rows in m.pieces(self.s.Dv, self.rows_at_once):
-            o = at["O"] + d * QB
-            (alpha,) = m.load_block(self.alpha, QB, 1, self.nv)
-            acc = m.variables(
-                [[x * y for x, y in zip(row, alpha, strict=True)] for row in m.load_block(o, QB, rows, self.nv)]
-            )
+            acc = m.variables([[self.zero] * self.nv for _ in range(rows)])
             m.matmul(acc, lambda r, j, d=d: v + (j * v_stride + d + r), lambda j: self.S + j * QB, 0, steps)  # type: ignore[misc]
-            m.store_block(m.values(acc), o, QB)
+            (alpha,) = m.load_block(self.alpha, QB, 1, self.nv)
+            for r, row in enumerate(m.values(acc)):
+                for u, x in enumerate(row):
+                    here = at["O"] + ((d + r) * QB + u * self.n)
+                    m.store(m.fma(m.load(here), alpha[u], x), here)
 
     def not_finite(self, v: Pointer, nk: Value) -> Value:
         """1 if a value is NaN or infinite, else 0."""

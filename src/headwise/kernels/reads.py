@@ -173,10 +173,8 @@ class Scoring:
 
     def tile(self, places: list[Pointer], Q: Pointer) -> Block:
         """A few keys' products with all queries."""
-        m, words = self.m, self.layout.words
-        acc = m.variables([[self.zero] * self.nv for _ in places])
-        m.matmul(acc, lambda r, d: places[r] + d, lambda d: Q + d * self.QB, 0, words, 2 - words % 2)
-        return m.values(acc)
+        shape = len(places), self.nv
+        return self.m.products(shape, lambda r, d: places[r] + d, lambda d: Q + d * self.QB, self.layout.words)
 
 
 class _Program(Scoring, Summing):

@@ -90,6 +90,7 @@ EXP2 = {
 # integer.
 FRACTION = {"f32": (23, 127, 12582912.0), "f64": (52, 1023, 6755399441055744.0)}
 LOWEST = {"f32": -3.4028234663852886e38, "f64": -1.7976931348623157e308}
+SUM = 192  # terms of a product that are summed one by one; a wider one is made of sums of at most so many
 PRECISE = {"f32": 5, "f64": 11}  # degree of EXP2 that is exact to a rounding
 FINE = {"f32": 6, "f64": 11}  # and where differences are taken
 
@@ -286,6 +287,33 @@ class Machine(ABC):
                 x = self.broadcast(a(r, k))
                 for v in range(columns):
                     sums[v].v = self.mac(x, row[v], sums[v].v)
+
+    def products(
+        self,
+        shape: tuple[int, int],
+        a: Callable[[int, Value], Pointer],
+        b: Callable[[Value], Pointer],
+        width: int,
+    ) -> Block:
+        """[r][v] = sum_k a(r, k) * b(k)[v] for k < width. One long sum would lose digits: a wide one is made of partial
+        sums.
+        """
+
+        def part(k0: Value, size: int) -> Block:
+            acc = self.variables([[self.splat(0.0)] * shape[1] for _ in range(shape[0])])
+            self.matmul(acc, lambda r, k: a(r, k0 + k), lambda k: b(k0 + k), 0, size, 2 - size % 2)
+            return self.values(acc)
+
+        if width <= SUM:
+            return part(self.scalar(0), width)
+        parts = -(-width // SUM)
+        step = -(-width // (2 * parts)) * 2
+        total = self.variables(part(self.scalar(0), step))
+        for k0, size in self.pieces(width - step, step):
+            for sums, row in zip(total, part(k0 + step, size), strict=True):
+                for x, y in zip(sums, row, strict=True):
+                    x.v = x.v + y
+        return self.values(total)
 
     def variables(self, block: Block) -> Block:
         return [[self.var(x) for x in row] for row in block]
