@@ -94,7 +94,7 @@ def test_it_fits_the_terminal(
         ("she", "two words with a colon between, as in she:engineer; got 'she'"),
         ("she:", "got 'she:'"),
         (":engineer", "got ':engineer'"),
-        ("a:b:c", "got 'a:b:c'"),
+        ("a:b:c", r"got 'a:b:c'; a colon in a word is written \:, as in '10\:30:met'"),
         ("", "got ''"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_link_whose_word_is_not_in_the_text(folder: Path, capsys: pytest.Captu
 
 def test_a_link_whose_word_is_in_the_text_twice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(["look", "she saw the cat and the dog", "--link", "she:the"], capsys, folder)
-    assert '"the" is in the text 2 times; pick one with "the#1", "the#2"' in said
+    assert '"the" is in the text 2 times; pick one with "the#1" ([CLS] she saw [the] cat and the), "the#2" (' in said
 
 
 def test_a_model_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ Input that cannot be used gets one line that says what to do, and exit code 2.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,10 +50,13 @@ class Refusal(click.ClickException):
 def parse_links(_context: click.Context, _option: click.Parameter, links: tuple[str, ...]) -> list[tuple[str, str]]:
     pairs = []
     for link in links:
-        source, _, target = (part.strip() for part in link.partition(":"))
-        if not source or not target or ":" in target:
-            raise Refusal(f"--link must be two words with a colon between, as in she:engineer; got {link!r}")
-        pairs.append((source, target))
+        ends = [end.replace("\\:", ":").strip() for end in re.split(r"(?<!\\):", link)]
+        if len(ends) != 2 or not all(ends):
+            raise Refusal(
+                f"--link must be two words with a colon between, as in she:engineer; got {link!r}; a colon in a word "
+                r"is written \:, as in '10\:30:met'"
+            )
+        pairs.append((ends[0], ends[1]))
     return pairs
 
 
@@ -69,7 +73,8 @@ def commands() -> None:
     metavar="PATH_OR_NAME",
     default=MODEL,
     show_default=True,
-    help="A model's folder or .gguf file, or the name of an installed one: minilm or smollm2.",
+    help="A model's folder or .gguf file, or the name of an installed one (minilm, smollm2) or of one in the local "
+    "Hugging Face cache; nothing is fetched.",
 )
 @click.option(
     "--link",
@@ -77,7 +82,8 @@ def commands() -> None:
     metavar="FROM:TO",
     multiple=True,
     callback=parse_links,
-    help="Rank the heads by how much FROM attends to TO; may be given several times. word#2 is a word's second place.",
+    help="Rank the heads by how much FROM attends to TO; may be given several times. word#2 is a word's second place, "
+    "#7 token number 7; a colon in a word is written \\:.",
 )
 @click.option(
     "-o",
@@ -111,11 +117,13 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
     with progress.status("Loading the model"):
         loaded, tokenizer = load(model)
     inputs = tokenize(loaded, tokenizer, text)
+    check_links(links, tokenizer, inputs)
     with progress.status("Watching every head"):
         heads = watch(loaded, tokenizer, inputs)
     with progress.status("Reading them"), refusing(ValueError):
         part = heads.parts.get("encoder") or heads.main  # of two stacks over the text, the one that sees all of it
-        found = part.find(*links) if links else []
+        found, hidden = find(part, links)
+        links = [link for link in links if link not in hidden]
         page = replace(Page.from_heads(heads, links), title=Path(model).name or model)
         rows, check = [row for panel in page.panels for row in panel.rows], page.check
     with (
@@ -126,8 +134,8 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], output: Pat
 
     tokens = inputs["input_ids"].shape[1]
     console.print(Text(f"{model}: {len(rows)} heads in {len(part.layers)} layers, {tokens} tokens"))
-    if found:
-        console.print(link_table(found, [row for row in rows if row["part"] == part.name], arrow(console)))
+    if found or hidden:
+        console.print(link_table(found, hidden, [row for row in rows if row["part"] == part.name], arrow(console)))
     console.print(kind_table(rows))
     console.print(
         f"How far to trust this: the weights of each row sum to 1 within {check.row_sum_error:.0e}; the outputs "
@@ -272,6 +280,12 @@ def load(model: str) -> tuple[Any, Any]:
 
 def tokenize(model: Any, tokenizer: Any, text: str) -> Any:
     inputs = tokenizer(text, return_tensors="pt")
+    largest, known = int(inputs["input_ids"].max()), embedded(model)
+    if known is not None and largest >= known:
+        raise Refusal(
+            f"the tokenizer does not belong to the model: it gives token {largest}, and {type(model).__name__} knows "
+            f"{known}; put the model's own tokenizer beside its config.json"
+        )
     limits = [tokenizer.model_max_length, getattr(model.config.get_text_config(), "max_position_embeddings", None)]
     length, limit = inputs["input_ids"].shape[1], min(limit for limit in limits if limit)
     if length > limit:
@@ -284,12 +298,56 @@ def tokenize(model: Any, tokenizer: Any, text: str) -> Any:
     return inputs
 
 
+def embedded(model: Any) -> int | None:
+    """How many tokens a model knows; None where it does not say."""
+    try:
+        return getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except NotImplementedError:  # of several parts, as CLIP
+        return None
+
+
+def check_links(links: list[tuple[str, str]], tokenizer: Any, inputs: Any) -> None:
+    """Refuses a link whose words are not in the text, or in it more than once, before the model runs."""
+    from headwise.heads.locate import locate_link
+    from headwise.heads.words import words_of
+
+    with refusing(ValueError):
+        words = words_of(tokenizer, inputs["input_ids"][0].tolist())
+        for link in links:
+            locate_link(words, words, link, tokenizer)
+
+
+def find(part: Any, links: list[tuple[str, str]]) -> tuple[list[Any], list[tuple[str, str]]]:
+    """The ranking of each link, and the links that the mask hides."""
+    from headwise.heads.find import Hidden
+
+    found, hidden = [], []
+    for link in links:
+        try:
+            found += part.find(link)
+        except Hidden:
+            hidden.append(link)
+    return found, hidden
+
+
 def watch(model: Any, tokenizer: Any, inputs: Any) -> Any:
     import torch
 
-    with torch.no_grad(), refusing(ValueError), headwise.watch(model, tokenizer) as heads:
+    with torch.no_grad(), refusing(ValueError), headwise.watch(model, tokenizer) as heads, running(model):
         model(**inputs)
     return heads
+
+
+@contextmanager
+def running(model: Any) -> Iterator[None]:
+    """A model that cannot be run on a text says so in words of its own, of any kind."""
+    try:
+        yield
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise Refusal(
+            f"{type(model).__name__} could not be run on a text alone ({first}); name a model of text with --model"
+        ) from error
 
 
 @contextmanager

@@ -27,19 +27,18 @@ MEANING = {  # the same words as on the page
 }
 
 
-def link_table(found: list[Any], rows: list[dict[str, Any]], between: str) -> Table:
-    """The best heads for each link, with their weight and kind."""
+def link_table(found: list[Any], hidden: list[tuple[str, str]], rows: list[dict[str, Any]], between: str) -> Table:
+    """The best heads for each link, with their weight and kind; and the links that the mask hides."""
     kinds = {(row["layer"], row["head"]): row["kind"] for row in rows}
     table = titled("Which heads carry each link", "link", "head", "weight", "kind")
     for link in found:
         name = Text(f"{link.source} {between} {link.target}", style="bold")
-        best = [entry for entry in link.ranking[:HEADS_PER_LINK] if entry[2] > 0]
-        if not best:  # as from a word to a later one, in a model that only looks back
-            table.add_row(name, "none", "0", "no head can look there")
-        for layer, head, weight in best:
+        for layer, head, weight in link.ranking[:HEADS_PER_LINK]:
             table.add_row(name, f"{layer}.{head}", f"{weight:.3f}", kinds[layer, head])
             name = Text()
         table.add_section()
+    for source, target in hidden:  # as from a word to a later one, in a model that only looks back
+        table.add_row(Text(f"{source} {between} {target}", style="bold"), "none", "0", "no head can look there")
     return table
 
 

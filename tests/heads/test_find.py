@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.heads.find import link_weights
-from headwise.heads.locate import pick
-from headwise.heads.words import Words, words_of
+from headwise.heads.find import Hidden, link_weights
+from headwise.heads.locate import locate, pick
+from headwise.heads.words import Words, _byte_of, words_of
 from headwise.models.pretrained import load_encoder_or_decoder
 
 TEXT = "The unfathomable engineer thanked the other engineer."
@@ -105,6 +105,58 @@ def test_pick(said: str, place: int) -> None:
 def test_pick_refuses(said: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pick(words("[CLS]", "she", "cat", "cat", "dog"), said)
+
+
+LETTERS = "科学家感谢工程师因为她解决了问题。"
+
+
+def test_tokens_and_stretches_of_a_text() -> None:
+    pieces = words("[CLS]", "at", "10", ":", "30", "naïve", "new", "york")
+    assert locate(pieces, "10:30").tokens == [2, 3, 4]
+    assert locate(pieces, "new york").tokens == [6, 7]
+    assert locate(pieces, "nai\u0308ve").tokens == [5]
+    assert (locate(pieces, "#3").tokens, locate(pieces, "#3").label) == ([3], ":")
+    split = Words(["unfathomable"], [[0, 1, 2]], ["un", "##fat", "##homable"], [False])
+    assert locate(split, "fathomable").tokens == [1, 2]
+    with pytest.raises(ValueError, match='"athomable" is not a word of the text'):
+        locate(split, "athomable")
+
+
+def test_a_clause_without_spaces_is_linked_by_its_tokens() -> None:
+    tokens = [bytes_as_tokens(c) for c in LETTERS]
+    clause = Words([LETTERS[:-1], "。"], [list(range(16)), [16]], tokens, [False, False])
+    assert locate(clause, "科学家").tokens == [0, 1, 2]
+    assert locate(clause, "她").tokens == [10]
+    assert (locate(clause, "她").label, locate(clause, "她").word) == ("她", 0)
+
+
+def bytes_as_tokens(text: str) -> str:
+    stand_in = {byte: c for c, byte in _byte_of().items()}
+    return "".join(stand_in[byte] for byte in text.encode())
+
+
+def test_says_what_the_tokenizer_made_of_a_word(seen: Any) -> None:
+    model, tokenizer = load_encoder_or_decoder("minilm")
+    with torch.no_grad(), hw.watch(model, tokenizer) as heads:
+        model(**tokenizer("I love 🍕 and 🍣.", return_tensors="pt"))
+    made = r'"🍕" is not .*: the tokenizer does not know it and makes it \[UNK\], which the text has as "\[UNK\]#1"'
+    with pytest.raises(ValueError, match=made):
+        heads.find(("love", "🍕"))
+    assert heads.find(("love", "[UNK]#2"))[0].target_word == 5
+    at_end = torch.stack([w.to_dense()[..., -1] for w in heads]).mean()  # the [SEP]; [UNK] is part of the text
+    assert np.mean([row["separator"] for row in heads.table()]) == pytest.approx(float(at_end), abs=1e-5)
+
+
+def test_a_link_that_the_mask_hides() -> None:
+    from tests.models import zoo
+    from tests.models.test_texts import Numbers
+
+    model, _ = zoo.llama()
+    with hw.watch(model, Numbers()) as heads:
+        model(torch.tensor([[5, 6, 7, 8]]))
+    with pytest.raises(Hidden, match=r'"w6" \(token 1\) cannot attend to "w8" \(token 3\): the mask hides it in every'):
+        heads.find(("w6", "w8"))
+    assert heads.find(("w8", "w6"))[0].ranking[0][2] > 0
 
 
 def test_refuses_what_is_no_link(seen: Any) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,9 +38,44 @@ def test_a_decoder_keeps_its_language_model_head(tmp_path: Path) -> None:
 
 
 def test_refuses_what_is_not_there() -> None:
-    words = "load: model must be minilm, smollm2, a folder with config.json, or a .gguf file; no/such does not exist"
-    with pytest.raises(ValueError, match=words):
-        load_encoder_or_decoder("no/such")
+    choices = "load: model must be minilm, smollm2, a folder with config.json, a .gguf file, or a model in the .*; "
+    for name in ("no/such", "gpt3", "no such model", "a" * 5000):
+        with pytest.raises(ValueError, match=f"{choices}{name} does not exist, and the local .* cache|cannot be read"):
+            load_encoder_or_decoder(name)
+
+
+def test_refuses_a_model_of_pictures(tmp_path: Path) -> None:
+    zoo.vit()[0].save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="could not be loaded as a model; its config.json: it is a vit, which reads no"):
+        load_encoder_or_decoder(tmp_path)
+
+
+def test_a_model_in_the_local_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / "models--some--model" / "snapshots" / ("0" * 40)
+    zoo.bert()[0].save_pretrained(snapshot)
+    load_encoder_or_decoder("minilm")[1].save_pretrained(snapshot)
+    (tmp_path / "models--some--model" / "refs").mkdir()
+    (tmp_path / "models--some--model" / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert type(load_encoder_or_decoder("some/model")[0]).__name__ == "BertModel"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": 35}, r"its weights: they have other sizes than config.json says: .* is \[.*30.*\], and it m"),
+        ({"num_hidden_layers": 3}, r"its weights: they lack 16 of the parameters, as encoder.layer.2.*; they are of an"),
+        (None, "its tokenizer: the folder has none; put its files"),
+    ],
+)
+def test_refuses_what_does_not_go_together(change: Any, words: str, tmp_path: Path) -> None:
+    zoo.bert()[0].save_pretrained(tmp_path)
+    if change is not None:
+        load_encoder_or_decoder("minilm")[1].save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | (change or {})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"load: .* could not be loaded as a model; {words}"):
+        load_encoder_or_decoder(tmp_path)
 
 
 def test_refuses_a_file_that_is_no_model(tmp_path: Path) -> None:

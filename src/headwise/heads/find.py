@@ -13,6 +13,10 @@ from headwise.heads.locate import Place, locate_link
 from headwise.heads.words import Words
 
 
+class Hidden(ValueError):
+    """The mask hides a link in every layer."""
+
+
 @dataclass(frozen=True)
 class Link:
     """All heads for one link, the strongest first.
@@ -94,7 +98,7 @@ def _ranked(part: Any, batch: int, source: Place, target: Place) -> Link:
             "last rows alone in a generation: run model(**inputs) over the whole text in a block of its own"
         )
     if not any(weight for *_, weight in ranking) and _hidden(part, batch, source, target):
-        raise ValueError(
+        raise Hidden(
             f'find: "{source.label}" (token {source.tokens[0]}) cannot attend to "{target.label}" (token '
             f"{target.tokens[0]}): the mask hides it in every layer, as a decoder's hides what comes later; a link "
             "must lead to a word that can be seen"

@@ -88,7 +88,13 @@ def _places(words: Words, said: str, tokenizer: Any) -> list[Place]:
         found = list(_stretches(words, like, like(said)))
         if found:
             return found
+    if re.search(r"\w\W+\w", said):  # "10:30", of which some tokenizers keep no more than that it is three words
+        return list(_stretches(words, _without_spaces, _without_spaces(said)))
     return []
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
 def _likes(tokenizer: Any) -> Iterator[Callable[[str], str]]:
