@@ -16,6 +16,7 @@ from headwise.given import as_numpy, check_beside, check_dense
 from headwise.masks import Mask, as_mask
 from headwise.scores import Options, ScoreMod
 from headwise.shapes import Sizes
+from headwise.tracing import fx_node, is_fx_value
 from headwise.weights import Weights
 
 
@@ -77,6 +78,10 @@ def attention(
     array([[1.  ],
            [2.34]])
     """
+    if is_fx_value(q) or is_fx_value(k):
+        said = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks, "head_gate": head_gate}
+        said |= {"score_mod": score_mod, "dropout_p": dropout_p, "weights": weights, "return_lse": return_lse}
+        return fx_node(attention, (q, k, v), said | {"backend": backend})
     q, k, v = _same_kind(q, k, v)
     sizes = shapes.check_sizes(q, k, v)
     shapes.check_dtypes(q, k, v, numpy=isinstance(q, np.ndarray))

@@ -21,6 +21,7 @@ from headwise.captured import captured
 from headwise.given import as_numpy, check_beside, check_dense
 from headwise.positions import default_offset
 from headwise.shapes import Sizes, check_broadcast
+from headwise.tracing import is_fx_value
 
 LONGEST = 2000  # letters of a joined mask's repr, beyond which it says only how many there are
 
@@ -682,6 +683,11 @@ def _own(op: str, name: str, x: Any) -> Any:
         return x
     if in_graph():
         return _tensor(x)
+    if is_fx_value(x):
+        raise TypeError(
+            f"{op}: {name} must be an array; got a value of torch.fx's graph (Proxy); make the mask in a function "
+            "marked by torch.fx.wrap, or use torch.export"
+        )
     return np.array(as_numpy(op, name, x))
 
 
@@ -704,7 +710,8 @@ def _booleans(op: str, name: str, array: Any) -> Any:
 
 def _check_per_batch(name: str, x: Any, sizes: Sizes, op: str) -> None:
     shape = tuple(x.shape) if is_array(x) else ()
-    if shape not in ((), (1,), (sizes.B,)):
+    # Size by size: torch.compile does not look for a size that is only known later in a tuple of tuples.
+    if len(shape) > 1 or (shape and shape[0] != 1 and shape[0] != sizes.B):
         raise ValueError(f"{op}: {name} must be an int or integers [B] with B={sizes.B} (from q); got shape {shape}")
 
 

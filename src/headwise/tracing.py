@@ -30,6 +30,50 @@ def symbolic() -> bool:
     return any(C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FAKE, keys.FUNCTIONAL))
 
 
+def check_readable(op: str, indexed: bool) -> None:
+    """Raises TypeError where weights would be looked at inside of a graph or a transform, which hold no values yet.
+
+    indexed: single weights, which torch's operations make; torch.jit.trace alone would fix the sizes that it saw.
+    torch.compile leaves its graph for either by itself.
+    """
+    torch = sys.modules["torch"]
+    if torch.compiler.is_dynamo_compiling() or not symbolic() or (indexed and torch._C._get_tracing_state() is None):
+        return
+    every = "graphs and transforms (make_fx, torch.export, torch.jit.trace, torch.func)"
+    where = "torch.jit.trace" if indexed else every
+    raise TypeError(f"{op}: values must be read outside of {where}; got a call inside; call attention again outside")
+
+
+def is_fx_value(x: Any) -> bool:
+    """Whether x is a value of the graph that torch.fx.symbolic_trace makes."""
+    fx = sys.modules.get("torch.fx")
+    return fx is not None and isinstance(x, fx.Proxy)
+
+
+def fx_node(function: Any, args: Any, kwargs: Any, module: Any = None) -> Any:
+    """The call as one node of torch.fx.symbolic_trace's graph, where an argument is one of its values; None where none
+    is. module: the layer that is called, a leaf as torch.nn's own layers are.
+
+    Masks and functions become constants of the traced module.
+    """
+    proxy = next((x for x in (*args, *kwargs.values()) if is_fx_value(x)), None)
+    if proxy is None:
+        return None
+    tracer = proxy.tracer
+
+    def argument(x: Any) -> Any:
+        try:
+            tracer.create_arg(x)
+        except NotImplementedError:
+            name = tracer.get_fresh_qualname("_headwise_constant_")
+            setattr(tracer.root, name, x)
+            return tracer.create_proxy("get_attr", name, (), {})
+        return x
+
+    kind, target = ("call_function", function) if module is None else ("call_module", tracer.path_of_module(module))
+    return tracer.create_proxy(kind, target, tuple(map(argument, args)), {n: argument(x) for n, x in kwargs.items()})
+
+
 def _rewritten() -> bool:
     torch = sys.modules["torch"]
     if torch.compiler.is_compiling():  # first: torch.compile can follow nothing of the rest

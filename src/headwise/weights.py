@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise import checking, indexing, reading
+from headwise import checking, indexing, reading, tracing
 from headwise.arrays import is_torch, like, to_numpy
 from headwise.backends.blocks import Block, blocks
 from headwise.backends.recompute import Recompute, Shown, within
@@ -227,6 +227,7 @@ class Weights:
         shape = self._full_shape
         ask = reading.asked(shape, entropy, received, offsets, distance, top_k, pooled, mass, value_norms)
         self._unchanged()
+        self._outside("read")
         chosen = self._batch, self._heads
         result = reading.read(ask, self._source, chosen, self._cut, self.offset, progress, backend)
         if pooled is not None and not isinstance(pooled, list):
@@ -239,6 +240,7 @@ class Weights:
         It sees what was changed since, too: q, k, v, out or lse written over makes it fail.
         """
         self._unchanged()
+        self._outside("check")
         sizes, options = self._sizes, self._options
         gate = np.ones((sizes.B, sizes.H))
         if options.head_gate is not None:
@@ -281,8 +283,13 @@ class Weights:
                     f"pass a copy of {name} to attention"
                 )
 
+    def _outside(self, op: str, indexed: bool = False) -> None:
+        if is_torch(self._q):
+            tracing.check_readable(op, indexed)
+
     def _lookup(self, key: Any, weights: bool) -> Any:
         self._unchanged()
+        self._outside("Weights", indexed=True)
         key = tuple(to_numpy(x) if is_torch(x) else x for x in (key if isinstance(key, tuple) else (key,)))
         found = indexing.places(key, self.shape)
         nowhere = np.broadcast_to(0, found[0].shape)

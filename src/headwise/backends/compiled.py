@@ -139,7 +139,7 @@ def _outputs(q: Any, sizes: Sizes, tensors: bool) -> tuple[Any, Any]:
             return np.empty(shape, q.dtype), np.empty(shape[:3], np.float64 if q.dtype == np.float64 else np.float32)
         torch = sys.modules["torch"]
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        return torch.empty(shape, dtype=q.dtype), torch.empty(shape[:3], dtype=wide)
+        return q.new_empty(shape), q.new_empty(shape[:3], dtype=wide)  # where q is, whatever the default device
     except (RuntimeError, ValueError) as error:  # torch's and NumPy's words for sizes that nothing can hold
         raise MemoryError(f"attention: there is no memory for an output of shape {shape}") from error
 

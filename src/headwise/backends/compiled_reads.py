@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from headwise import tracing
 from headwise.arrays import is_torch, like, to_numpy
 from headwise.backends import compiled
 from headwise.backends.asked import Ask, Reads, entropies, means
@@ -35,6 +36,8 @@ def reason(q: Any, k: Any, options: Options, sizes: Sizes) -> str | None:
 
 def box_reason(q: Any, k: Any, lse: Any, options: Options, sizes: Sizes) -> str | None:
     """The same for a box of weights, which does carry gradients."""
+    if is_torch(q) and tracing.symbolic():
+        return "a graph is being traced"
     return compiled.reason(q, k, lse, replace(options, head_gate=None), sizes)
 
 

@@ -56,7 +56,7 @@ class Again:
         leaves = (SCORE, B, H, I, J)
         self.score = None if o.score_mod is None else trace.trace(o.score_mod, leaves, self.captures)
         self.visible = None if o.mask is None else masking.rule(o.mask, sizes, self.captures)
-        self.arrays = [x if torch.is_tensor(x) else torch.as_tensor(np.array(x)) for x in self.captures.arrays]
+        self.arrays = [x if torch.is_tensor(x) else torch.from_numpy(np.array(x)) for x in self.captures.arrays]
 
     def trees(self, given: Given) -> tuple[Options, compiled.Trees]:
         """For kernels: the options as they were, and what is now to be worked out in their place."""

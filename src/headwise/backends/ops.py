@@ -49,8 +49,8 @@ def attention(
     numbers: list[int] = []
     rule = "" if o.mask is None else pack(o.mask, arrays, numbers)
     softcap = 0.0 if o.softcap is None else o.softcap
-    seed = torch.as_tensor(o.seed) if o.dropout_p else None
-    tensors = [torch.as_tensor(x) for x in arrays]
+    seed = torch.as_tensor(o.seed, device="cpu") if o.dropout_p else None
+    tensors = [torch.as_tensor(x, device="cpu") for x in arrays]
     out, lse = attention_operator(
         q, k, v, o.bias, o.sinks, o.head_gate, tensors, seed, rule, numbers, o.scale, softcap, o.dropout_p
     )

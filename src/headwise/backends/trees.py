@@ -34,7 +34,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "square": lambda x: x * x,
     "minimum": lambda x, y: torch.minimum(*_tensors(x, y)),
     "maximum": lambda x, y: torch.maximum(*_tensors(x, y)),
-    "where": lambda condition, x, y: torch.where(torch.as_tensor(condition) != 0, x, y),
+    "where": lambda condition, x, y: torch.where(_as(condition, x, y) != 0, x, y),
     "floor": lambda x: torch.floor(x) if torch.is_tensor(x) else x // 1,
     **{name: getattr(torch, name) for name in sorted(REAL_ONLY - {"divide"})},
 }
@@ -74,7 +74,13 @@ def evaluate(tree: Node, leaves: Mapping[str, Any], captures: Captures, arrays: 
 
 def _tensors(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = torch.result_type(x, y)
-    return torch.as_tensor(x, dtype=dtype), torch.as_tensor(y, dtype=dtype)
+    return _as(x, y, dtype=dtype), _as(y, x, dtype=dtype)
+
+
+def _as(x: Any, *others: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """x as a tensor where the others are, whatever the default device."""
+    device = next((y.device for y in (x, *others) if torch.is_tensor(y)), "cpu")
+    return torch.as_tensor(x, dtype=dtype, device=device)
 
 
 class Rule(Mask):

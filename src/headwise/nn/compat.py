@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from headwise import tracing
 from headwise.functional import attention
 from headwise.masks import Mask
 from headwise.nn import compat_checks as checks
@@ -106,6 +107,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         Raises:
             ValueError: a shape breaks a rule above. TypeError: a type, dtype or device does.
         """
+        if tracing.is_fx_value(query):  # a leaf of torch.fx's graphs, as torch's layer is
+            masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "need_weights": need_weights}
+            flags = {"average_attn_weights": average_attn_weights, "is_causal": is_causal}
+            node: tuple[Tensor, Tensor | None] = tracing.fx_node(type(self), (query, key, value), masks | flags, self)
+            return node
         if any(getattr(x, "is_nested", False) for x in (query, key, value)):
             masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
             checks.check_nested(self, {"query": query, "key": key, "value": value}, masks)
@@ -177,7 +183,7 @@ def _with_extra(layer: nn.MultiheadAttention, y: Tensor, learned: Tensor | None)
     parts = [y]
     if learned is not None:
         one = learned.view(1, 1, layer.num_heads, layer.head_dim).transpose(1, 2)  # [1, H, 1, E / H]
-        parts.append(one.expand(len(y), -1, -1, -1).to(y.dtype))
+        parts.append(one.expand(y.shape[0], -1, -1, -1).to(y.dtype))
     if layer.add_zero_attn:
         parts.append(y.new_zeros(*y.shape[:2], 1, y.shape[3]))
     return torch.cat(parts, 2) if parts[1:] else y
@@ -201,9 +207,7 @@ def _attend(
 
 def _traced(x: Tensor) -> bool:
     """Whether values cannot be looked at now: in a graph, under torch.func, or without storage."""
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
-        return True
-    return x.is_meta or type(x) is not Tensor
+    return tracing.symbolic() or not tracing.holds_values(x)
 
 
 def _averaged(w: Any) -> Tensor:

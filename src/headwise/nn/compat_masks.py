@@ -73,7 +73,7 @@ def _is_causal(hidden: Tensor) -> bool:
 
 
 def _can_be_read(mask: Tensor) -> bool:
-    return torch._C._get_tracing_state() is None and known(mask) is not None
+    return known(mask) is not None
 
 
 def _headed(mask: Tensor, heads: int) -> Tensor:
@@ -83,4 +83,4 @@ def _headed(mask: Tensor, heads: int) -> Tensor:
 
 def _extended(mask: Tensor, extra: int, fill: bool) -> Tensor:
     """`extra` more columns that hold `fill`."""
-    return torch.cat((mask, mask.new_full((*mask.shape[:-1], extra), fill)), -1) if extra else mask
+    return torch.nn.functional.pad(mask, (0, extra), value=fill) if extra else mask

@@ -19,6 +19,7 @@ from headwise.nn.places import place
 from headwise.nn.position_bias import PositionBias, as_position_bias
 from headwise.nn.pruning import prune_heads
 from headwise.nn.rotary import RotaryEmbedding
+from headwise.tracing import fx_node, is_fx_value
 
 
 class MultiHeadAttention(nn.Module):
@@ -246,6 +247,10 @@ class MultiHeadAttention(nn.Module):
                 cache is then as it was.
         """
         options = {"mask": mask, "bias": bias, "score_mod": score_mod, "weights": weights, "return_lse": return_lse}
+        if is_fx_value(x):
+            said = {"cache": cache, "lengths": lengths, "positions": positions, "key_positions": key_positions}
+            said |= {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k}
+            return fx_node(type(self), (x, context, value), options | said, module=self)
         if packing.is_nested(x):
             checks.check_nested(cache, lengths, cu_seqlens, cu_seqlens_k)
             options |= {"positions": positions, "key_positions": key_positions}

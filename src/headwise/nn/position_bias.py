@@ -203,7 +203,7 @@ def at(positions: Tensor | None, first: Any) -> Callable[[Any, Any], Any]:
             positions = positions[0]
         given = positions
         return (lambda b, n: given[n]) if given.dim() == 1 else (lambda b, n: given[b, n])
-    if isinstance(first, Tensor):
+    if isinstance(first, Tensor) and first.dim():  # a size is a tensor without axes under torch.jit.trace
         firsts = first
         return lambda b, n: n + firsts[b]
     return lambda b, n: n + first
