@@ -228,3 +228,10 @@ def test_arrays_of_other_kinds() -> None:
         np.testing.assert_array_equal(hw.attention(other, other, other), right)
     with pytest.raises(TypeError, match=r"q must be .* an integer type; got object"):
         hw.attention(x.astype(object), x, x)
+
+
+def test_a_bias_of_another_dtype_than_its_weight() -> None:
+    layer = MultiheadAttention(8, 2, batch_first=True)
+    layer.in_proj_bias = torch.nn.Parameter(layer.in_proj_bias.detach().double())
+    with pytest.raises(TypeError, match="in_proj_bias must have in_proj_weight's dtype float32; got float64"):
+        layer(X, X, X)

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headwise.arrays import is_torch
+from headwise.backends.packing import has_function
 from headwise.backends.row_sums import RowSums
 from headwise.kernels import masking, trace
 from headwise.kernels.adjust import Operand, Rules
 from headwise.kernels.bounds import Bounds
+from headwise.kernels.exact import Exactness
 from headwise.kernels.trace import SCORE, B, Captures, H, I, J, Node, TraceError
 from headwise.masks import Mask
 from headwise.scores import Options
@@ -229,6 +231,8 @@ def with_options(problem: Any, o: Options, trees: Trees | None = None) -> tuple[
         score = None if o.score_mod is None else trace.trace(o.score_mod, (SCORE, B, H, I, J), captures)
         change = _change(o, score, captures)
         visible = None if o.mask is None else masking.rule(o.mask, problem.sizes, captures)
+        if score is not None or has_function(o.mask):
+            _check_exact(problem, score, visible, captures)
     else:
         captures, visible = trees.captures, trees.visible
         change = _change(o, trees.score, captures)
@@ -269,6 +273,16 @@ def with_options(problem: Any, o: Options, trees: Trees | None = None) -> tuple[
         int(o.seed) if p else 0,
     )
     return problem, call, (arrays, sinks, gate)
+
+
+def _check_exact(problem: Any, score: Node | None, visible: Node | None, captures: Captures) -> None:
+    """Refuses functions whose numbers would not be those of the arrays' own library."""
+    wide, tensors = problem.dtype == "f64", problem.step == 1
+    ends = {"b": problem.sizes.B, "h": problem.sizes.H, "i": problem.sizes.L, "j": problem.sizes.S}
+    default = str(sys.modules["torch"].get_default_dtype()).removeprefix("torch.") if tensors else "float64"
+    for tree, made_wide in ((score, wide), (visible, False)):
+        if tree is not None:
+            Exactness(captures, ends, wide, not tensors, "float64" if made_wide else default).check(tree)
 
 
 def _change(o: Options, traced: Node | None, captures: Captures) -> Node | None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from headwise.arrays import is_array, is_torch
+
 Node = tuple[Any, ...]
 SCORE, B, H, I, J = ((x,) for x in ("score", "b", "h", "i", "j"))
 
@@ -69,6 +71,8 @@ class Captures:
     integers: list[int] = field(default_factory=list)
     arrays: list[Any] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)  # of the arrays' elements: 'real', 'int' or 'bool'
+    scalars: dict[str, str] = field(default_factory=dict)  # the dtype of numbers that have one
+    casts: dict[str, str] = field(default_factory=dict)  # the dtype that a product with this number casts to
 
     def number(self, x: float) -> Node:
         self.numbers.append(float(x))
@@ -107,7 +111,7 @@ def kind(node: Node, arrays: Mapping[str, str]) -> str:
 
 def element_kind(array: Any) -> str:
     """'real', 'int' or 'bool' for a NumPy or torch array."""
-    name = str(array.dtype).removeprefix("torch.")
+    name = str(getattr(array.dtype, "name", array.dtype)).removeprefix("torch.")
     return "bool" if name == "bool" else "int" if name.startswith(("int", "uint")) else "real"
 
 
@@ -147,12 +151,21 @@ class Traced:
             x = x.array
         if isinstance(x, bool | np.bool_):
             return ("equal", ("int", 0), ("int", 0 if x else 1))
+        if isinstance(x, np.timedelta64 | np.uint64):
+            raise self._refuse(f"an operand of type {type(x).__name__}")
         if isinstance(x, int | np.integer):
             if not -(2**31) <= x < 2**31:
                 raise self._refuse(f"the integer {x}, which needs more than 32 bits,")
             return ("int", int(x))
         if isinstance(x, float | np.floating):
-            return self.captures.number(float(x))
+            node = self.captures.number(float(x))
+            if isinstance(x, np.floating):
+                self.captures.scalars[node[1]] = x.dtype.name
+            return node
+        if is_array(x) and _unread(x):
+            raise self._refuse(f"an array of dtype {x.dtype}")
+        if isinstance(x, np.ndarray) and x.ndim == 0:
+            return self._operand(x[()])
         if getattr(x, "ndim", None) == 0 and hasattr(x, "item"):
             if getattr(x, "requires_grad", False):
                 return ("at", self.captures.array(x))  # by name, so that its gradient can be asked for
@@ -197,7 +210,10 @@ class Traced:
         words = [getattr(x, "__name__", str(x)).removeprefix("torch.") for x in dtypes or (name,)]
         if len(words) != 1 or words[0] not in WIDE:
             raise self._refuse(f".{name}({', '.join(words)})")
-        return Traced(("multiply", self.node, self.captures.number(1.0)), self.captures)
+        one = self.captures.number(1.0)
+        wide = words[0] in ("float64", "double") or (bool(dtypes) and words[0] == "float")
+        self.captures.casts[one[1]] = "float64" if wide else "float32"
+        return Traced(("multiply", self.node, one), self.captures)
 
     def __bool__(self) -> bool:
         raise self._refuse("`if`, `and`, `or`, `not` on a traced value")
@@ -269,6 +285,8 @@ class Captured:
             found = self.array[index]
             return Captured(found, self.captures) if getattr(found, "ndim", 0) else found
         me = next(x for x in index if isinstance(x, Traced))
+        if _unread(self.array):
+            raise me._refuse(f"an array of dtype {self.array.dtype}")
         if len(index) != self.array.ndim or any(isinstance(x, slice) or x is None or x is Ellipsis for x in index):
             raise me._refuse(f"an array of {self.array.ndim} axes indexed by {len(index)} indices")
         nodes = tuple(me._operand(x) for x in index)
@@ -283,6 +301,18 @@ class Captured:
 
     def __len__(self) -> int:
         return len(self.array)
+
+
+READ = {f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)}
+READ |= {"bool", "float16", "bfloat16", "float32", "float64"}
+
+
+def _unread(array: Any) -> bool:
+    """Whether an array holds what kernels have no numbers for: times, complex numbers, objects, huge integers."""
+    name = str(getattr(array.dtype, "name", array.dtype)).removeprefix("torch.")
+    if name == "uint64" and is_torch(array):
+        return True
+    return name not in READ or (name == "uint64" and bool((np.asarray(array) >= 2**63).any()))
 
 
 def _clip(x: Any, low: Any = None, high: Any = None, **kw: Any) -> Traced:

@@ -59,6 +59,14 @@ def check_inputs(layer: nn.MultiheadAttention, query: Any, key: Any, value: Any)
                 f"got {tuple(x.shape)} beside query {tuple(query.shape)}"
             )
         _check_place(name, x, layer)
+    weight: Tensor | None = layer.in_proj_weight
+    bias: Tensor | None = layer.in_proj_bias
+    alike = weight is None or bias is None or bias.dtype == weight.dtype or dtype_name(weight) not in FLOATS
+    if weight is not None and bias is not None and not alike and not torch.is_autocast_enabled(query.device.type):
+        raise TypeError(
+            f"{OP}: in_proj_bias must have in_proj_weight's dtype {dtype_name(weight)}; got {dtype_name(bias)}; "
+            "cast the layer, as in mha.to(dtype)"
+        )
     batch, length = (0, 1) if layer.batch_first else (1, 0)
     for name, x in (("key", key), ("value", value)):
         if query.dim() == 3 and x.shape[batch] != query.shape[batch]:
