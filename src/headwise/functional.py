@@ -227,10 +227,13 @@ def _same_kind(*arrays: Any, names: tuple[str, ...] = ("q", "k", "v"), op: str =
                 raise TypeError(f"{op}: {name} must be on {names[0]}'s device {arrays[0].device}; got {x.device}")
         return arrays
     if any(map(is_jax, arrays)):
-        jnp = sys.modules["jax"].numpy
-        return tuple(
-            x if is_jax(x) else jnp.asarray(_numpy(op, name, x)) for name, x in zip(names, arrays, strict=True)
+        from headwise.backends import jax
+
+        found = tuple(
+            jax.as_jax(x if is_jax(x) else _numpy(op, name, x)) for name, x in zip(names, arrays, strict=True)
         )
+        jax.check_devices(dict(zip(names, found, strict=True)), op)
+        return found
     return tuple(_numpy(op, name, x) for name, x in zip(names, arrays, strict=True))
 
 
@@ -281,6 +284,10 @@ def _options(
         rule = as_mask(mask)
         rule.check_beside(q)
         rule.check(sizes)
+        if is_jax(q):
+            from headwise.backends import jax
+
+            jax.check_mask(q, rule)
     extra = {"bias": bias, "sinks": sinks, "head_gate": head_gate}
     for name, x in extra.items():
         if x is not None:
@@ -317,17 +324,21 @@ def _options(
 
 def _numbers(name: str, x: Any, q: Any) -> Any:
     """A floating-point array of q's library and device."""
-    if is_jax(x) and is_jax(q):
-        return x
     if is_torch(x):
         check_dense("attention", name, x)
-    else:
+    elif not (is_jax(x) and is_jax(q)):
         x = as_numpy("attention", name, x)
     found = shapes.dtype_name(x)
     if found == "bool" and name == "bias":
         raise TypeError("attention: bias must hold numbers to add to the scores; got booleans; those belong in mask=")
     if found not in shapes.FLOATS and not found.startswith(("int", "uint")):
         raise TypeError(f"attention: {name} must hold numbers; got {found}")
+    if is_jax(q) and not is_torch(x):
+        from headwise.backends import jax
+
+        x = jax.as_jax(x)
+        jax.check_devices({"q": q, name: x})
+        return x
     if is_torch(q) and not is_torch(x):
         torch = sys.modules["torch"]
         return torch.tensor(x.astype(np.float32) if found == "bfloat16" else x, device=q.device)

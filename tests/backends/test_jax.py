@@ -211,3 +211,75 @@ def test_what_is_refused() -> None:
         hw.attention(*(x.astype(jnp.int32) for x in (q, k, v)))
     with pytest.raises(ValueError, match=r"k must have shape \[B, Hkv, S, D\] with D=5"):
         hw.attention(q, k[..., :3], v)
+
+
+@pytest.mark.parametrize("name", ["bias", "sinks", "head_gate"])
+def test_what_is_added_is_checked_as_for_other_libraries(name: str) -> None:
+    """The words are NumPy's and torch's."""
+    shape = {"bias": (L, S), "sinks": (H,), "head_gate": (H,)}[name]
+    wrong: list[Any] = [np.ones(shape, bool), np.ones(shape, complex), np.ones((*shape, 3), np.float32)]
+    wrong += [np.full(shape, None), np.full(shape, "a")]
+    for x in wrong:
+        with pytest.raises((TypeError, ValueError)) as known:
+            hw.attention(Q, K, V, **{name: x})
+        for y in (x, jnp.asarray(x)) if x.dtype.kind in "bcf" else (x,):
+            with pytest.raises(known.type) as found:
+                hw.attention(*given(), **{name: y})
+            assert str(found.value) == str(known.value).replace("complex128", str(y.dtype))
+    for y in (jnp.ones(shape, jnp.float8_e4m3fn), jax.random.split(jax.random.key(0), shape)):
+        with pytest.raises(TypeError, match=f"attention: {name} must hold numbers; got (float8_e4m3fn|key<fry>)"):
+            hw.attention(*given(), **{name: y})
+
+
+@pytest.mark.parametrize("name", ["bias", "sinks", "head_gate"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "wide integers", "float64"])
+def test_numbers_of_every_kind_are_what_they_are(name: str, kind: str) -> None:
+    x = RNG.integers(0, 7, {"bias": (L, S), "sinks": (H,), "head_gate": (H,)}[name])
+    x = x * 2**33 if kind == "wide integers" else x
+    right = hw.attention(Q, K, V, **{name: x})
+    y = x if kind == "wide integers" else x.astype(np.float64) if kind == "float64" else jnp.asarray(x).astype(kind)
+
+    def run(*z: Any) -> Any:  # y is no argument: JAX would turn wide integers over by itself
+        return hw.attention(*z, **{name: y})
+
+    for found in (run(*given()), jax.jit(run)(*given())):
+        np.testing.assert_allclose(found, right, rtol=2e-6, atol=4e-6)
+
+
+def test_arrays_of_a_mask_of_four_bits() -> None:
+    ids = jnp.asarray(IDS).astype("int4")
+    found = jax.jit(lambda q, k, v, x: hw.attention(q, k, v, mask=hw.documents(x[:L], x)))(*given(), ids)
+    np.testing.assert_allclose(found, truth(hw.documents(IDS[:L], IDS), {}).out, rtol=0, atol=4e-6)
+
+
+def test_functions_that_refer_to_arrays_of_numpy() -> None:
+    t = 1.7e9 + np.arange(S) * 7.0
+
+    def near(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s - 0.1 * abs(t[i] - t[j])
+
+    recent = hw.mask_mod(lambda b, h, i, j: abs(t[i] - t[j]) < 15)
+    right = truth(recent, {"score_mod": near}).out
+    for rows in (1 << 22, 4 * B * H * S):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("headwise.backends.jax.VALUES", rows)
+            found = hw.attention(*given(), mask=recent, score_mod=near, backend="jax")
+        np.testing.assert_allclose(found, right, rtol=0, atol=4e-6)
+    with pytest.raises(TypeError, match=r"score_mod and mask_mod must refer to JAX arrays inside jax.jit"):
+        jax.jit(lambda *x: hw.attention(*x, mask=recent))(*given())
+
+
+def test_other_libraries_beside_jax() -> None:
+    torch = pytest.importorskip("torch")
+    q, k, v = given()
+    np.testing.assert_array_equal(hw.attention(q, K.astype(np.float64), V.tolist()), hw.attention(q, k, v))
+    for wrong, got in ((None, "NoneType"), ("a", "str")):
+        with pytest.raises(TypeError, match=f"attention: k must be a NumPy array or a torch tensor; got {got}"):
+            hw.attention(q, wrong, v)
+    with pytest.raises(TypeError, match=r"attention: k must be float16, .* got object"):
+        hw.attention(q, K.astype(object), v)
+    with pytest.raises(TypeError, match="attention: bias must be a JAX array, as q is; got a torch tensor"):
+        hw.attention(q, k, v, bias=torch.ones(L, S))
+    np.testing.assert_allclose(
+        hw.attention(Q, K, V, bias=jnp.asarray(BIAS)), hw.attention(Q, K, V, bias=BIAS), rtol=0, atol=0
+    )

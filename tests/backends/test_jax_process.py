@@ -83,6 +83,17 @@ for spec in (P("x"), P(None, "x"), P(None, None, "x"), P()):
         found = call(*cut)
         near(found, right)
         assert all(x.sharding.is_equivalent_to(NamedSharding(mesh, spec), x.ndim) for x in found)
+elsewhere = jax.device_put(jnp.ones((4, 12), bool), one)
+others = {"k": {}, "bias": {"bias": jax.device_put(jnp.ones(12), one)}, "keys(valid)": {"mask": hw.keys(elsewhere)}}
+for name, options in others.items():
+    q, k, v = (jax.device_put(x, one if name == "k" and n else two) for n, x in enumerate(given))
+    try:
+        hw.attention(q, k, v, **options)
+    except TypeError as error:
+        words = f"attention: {name} must be on q's device cpu:1; got cpu:0; move one of them with jax.device_put"
+        assert str(error) == words, error
+    else:
+        raise AssertionError(name)
 explicit = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
 with jax.set_mesh(explicit):
     cut = [jax.device_put(x, NamedSharding(explicit, P("x"))) for x in given]
@@ -114,4 +125,16 @@ cut = [x.reshape(2, 2, *x.shape[1:]) for x in given]
 near(jax.pmap(hw.attention)(*cut).reshape(right.shape), right)
 """,
         devices=2,
+    )
+
+
+def test_the_process_ends_while_calls_are_in_flight() -> None:
+    passes(
+        """
+q = jnp.ones((1, 8, 512, 64))
+run = jax.jit(lambda q: hw.attention(q, q, q))
+run(q).block_until_ready()
+for _ in range(20): run(q * 1)
+""",
+        cpus=2,
     )

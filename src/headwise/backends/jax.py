@@ -6,7 +6,10 @@ compiled computation, whose derivative, of any order, is that of the JAX operati
 
 from __future__ import annotations
 
+import atexit
 import functools
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -36,10 +39,15 @@ def attention(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> t
     rows = max(1, min(sizes.L, VALUES // max(1, sizes.B * sizes.H * sizes.S)))
     whole = sizes.L // rows
 
-    @jax.checkpoint
     def block(start: Any, q: Array) -> tuple[Array, Array]:
         return _block(q, k, v, start + jnp.arange(q.shape[2]), options, sizes)
 
+    if _has_function(options) and not any(map(_traced, _given(q, k, v, options))):
+        # what a function refers to may be NumPy's, which takes only indices that have values
+        parts = [block(n, q[:, :, n : n + rows]) for n in range(0, max(sizes.L, 1), rows)]
+        first, second = zip(*parts, strict=True)
+        return jnp.concatenate(first, 2), jnp.concatenate(second, 2)
+    block = jax.checkpoint(block)
     if whole <= 1 and rows == sizes.L:
         only: tuple[Array, Array] = block(0, q)
         return only
@@ -66,11 +74,12 @@ def _block(q: Array, k: Array, v: Array, i: Array, options: Options, sizes: Size
     s = _scores(q.astype(work), k.astype(work)) * work(o.scale)  # [B, H, l, S]
     if o.softcap is not None:
         s = o.softcap * jnp.tanh(s / o.softcap)
-    allowed = None if o.mask is None else o.mask.allowed(*at, sizes)
+    allowed = None if o.mask is None else _called(lambda: o.mask.allowed(*at, sizes))  # type: ignore[union-attr]
     if o.score_mod is not None:
         if allowed is not None:  # what the function learns must not meet a masked NaN
             s = jnp.where(allowed, s, 0)
-        s = jnp.broadcast_to(modified(jnp.asarray(o.score_mod(s, *at)), s), s.shape).astype(work)
+        found = _called(lambda: jnp.asarray(o.score_mod(s, *at)))  # type: ignore[misc]
+        s = jnp.broadcast_to(modified(found, s), s.shape).astype(work)
     if o.bias is not None:
         s = s + take_bias(jnp.asarray(o.bias), *at).astype(work)
     if allowed is not None:
@@ -89,6 +98,20 @@ def _block(q: Array, k: Array, v: Array, i: Array, options: Options, sizes: Size
     if o.head_gate is not None:
         out = out * jnp.asarray(o.head_gate).astype(work)[..., None, None]
     return out.astype(q.dtype), lse
+
+
+def _called(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except jax.errors.TracerArrayConversionError as error:
+        raise TypeError(
+            "attention: score_mod and mask_mod must refer to JAX arrays inside jax.jit, jax.grad and jax.vmap; "
+            "got a NumPy array; make it one with jnp.asarray"
+        ) from error
+
+
+def _has_function(options: Options) -> bool:
+    return options.score_mod is not None or has_function(options.mask)
 
 
 def _product(x: Array, y: Array) -> Array:
@@ -127,7 +150,7 @@ def takes(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> str |
     if not all(x.is_fully_addressable for x in known):
         return "the arrays are spread over several processes"
     if len(known) < len(given):
-        if options.score_mod is not None or has_function(options.mask):
+        if _has_function(options):
             return "score_mod and mask_mod do not pass through a callback"
         if jax.default_backend() != "cpu":
             return "the arrays are not on the CPU"
@@ -146,7 +169,45 @@ def by_kernels(
     numbers: list[int] = []
     rule = "" if o.mask is None else pack(o.mask, arrays, numbers)
     run = _callback(Rest(rule, tuple(numbers), o.scale, o.softcap))
-    return run((q, k, v, o.bias, o.sinks, o.head_gate), [x if is_jax(x) else to_numpy(x) for x in arrays])
+    held = [_whole_bytes(x) if is_jax(x) else to_numpy(x) for x in arrays]
+    return run((q, k, v, o.bias, o.sinks, o.head_gate), held)
+
+
+def _whole_bytes(x: Any) -> Any:
+    """x; integers of 2 and 4 bits, which XLA keeps otherwise than NumPy, widened."""
+    return x.astype(np.int32) if x.dtype.name in ("int2", "int4", "uint2", "uint4") else x
+
+
+class _UnderWay:
+    """The callbacks that XLA's threads are in. One that asks for the interpreter when that is ending ends the process
+    with a crash: so the end waits for those that were sent off and never awaited, which get no answer any more.
+    """
+
+    QUIET, LONGEST = 0.1, 5.0  # seconds: without a callback, and of waiting in all
+
+    def __init__(self) -> None:
+        self.running: list[None] = []  # appended to and popped from, each of which no other thread comes between
+        self.ending, self.last = False, -math.inf
+
+    def __enter__(self) -> None:
+        self.last = time.monotonic()
+        if self.ending:
+            raise RuntimeError("attention: the interpreter is ending; await what was computed before")
+        self.running.append(None)
+
+    def __exit__(self, *_: object) -> None:
+        self.running.pop()
+        self.last = time.monotonic()
+
+    def end(self) -> None:
+        self.ending = True
+        latest = time.monotonic() + self.LONGEST
+        while (self.running or time.monotonic() < self.last + self.QUIET) and time.monotonic() < latest:
+            time.sleep(0.01)
+
+
+_under_way = _UnderWay()
+atexit.register(_under_way.end)
 
 
 class Rest(NamedTuple):
@@ -160,9 +221,7 @@ class Rest(NamedTuple):
     def options(self, others: Sequence[Any], arrays: list[Any]) -> Options:
         bias, sinks, gate = others
         mask = unpack(self.rule, arrays, list(self.numbers)) if self.rule else None
-        return Options(
-            scale=self.scale, mask=mask, bias=bias, softcap=self.softcap, sinks=sinks, head_gate=gate
-        )
+        return Options(scale=self.scale, mask=mask, bias=bias, softcap=self.softcap, sinks=sinks, head_gate=gate)
 
 
 @functools.lru_cache(1024)
@@ -188,8 +247,9 @@ def _callback(rest: Rest) -> Callable[..., tuple[Array, Array]]:
         """The buffers are looked at where they lie: turning them into JAX arrays first may wait for the very thread
         that this runs on.
         """
-        for buffer, found in zip(outputs, compute(*jax.tree.map(np.asarray, (tensors, arrays))), strict=True):
-            np.asarray(buffer)[...] = found
+        with _under_way:
+            for buffer, found in zip(outputs, compute(*jax.tree.map(np.asarray, (tensors, arrays))), strict=True):
+                np.asarray(buffer)[...] = found
 
     @jax.custom_jvp
     def run(tensors: Any, arrays: Any) -> tuple[Array, Array]:
@@ -266,6 +326,39 @@ def on_numpy(options: Options) -> Options:
         mask = unpack(rule, [to_numpy(x) for x in arrays], numbers)
     bias, sinks, gate = (None if x is None else np.asarray(x) for x in (options.bias, options.sinks, options.head_gate))
     return replace(options, mask=mask, bias=bias, sinks=sinks, head_gate=gate)
+
+
+def as_jax(x: Any) -> Array:
+    """x as a JAX array in JAX's own default types; integers that those do not hold become floating-point numbers."""
+    if is_jax(x):
+        found: Array = _whole_bytes(x)
+        return found
+    x = np.asarray(x)
+    if x.dtype.kind in "iu" and jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype:
+        x = x.astype(np.float64)
+    return jnp.asarray(x.astype(x.dtype.newbyteorder("="), copy=False))
+
+
+def check_devices(named: dict[str, Any], op: str = "attention") -> None:
+    """Raises TypeError where arrays that are tied to their devices are not all on the same ones."""
+    first: tuple[str, Any] | None = None
+    for name, x in named.items():
+        if not is_jax(x) or _traced(x) or not x.committed:
+            continue
+        if first is None:
+            first = name, x.devices()
+        elif x.devices() != first[1]:
+            where, found = (", ".join(sorted(map(str, y))) for y in (first[1], x.devices()))
+            raise TypeError(
+                f"{op}: {name} must be on {first[0]}'s device {where}; got {found}; "
+                "move one of them with jax.device_put"
+            )
+
+
+def check_mask(q: Array, mask: Any) -> None:
+    """Raises TypeError where an array that the mask holds is tied to another device than q."""
+    for name, x in mask.held():
+        check_devices({"q": q, name: x})
 
 
 def traced(*arrays: Any) -> bool:
