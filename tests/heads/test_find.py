@@ -148,8 +148,8 @@ def test_says_what_the_tokenizer_made_of_a_word(seen: Any) -> None:
 
 
 def test_a_link_that_the_mask_hides() -> None:
-    from tests.models import zoo
-    from tests.models.test_texts import Numbers
+    from models import zoo
+    from models.test_texts import Numbers
 
     model, _ = zoo.llama()
     with hw.watch(model, Numbers()) as heads:

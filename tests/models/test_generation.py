@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from models import zoo
+from models.test_texts import gemma4_shared
 
 import headwise as hw
 from headwise.models.pretrained import load_encoder_or_decoder
 from headwise.nn import KVCache
-from tests.models import zoo
-from tests.models.test_texts import gemma4_shared
 
 KINDS: dict[str, Callable[[], KVCache]] = {
     "growing": KVCache,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from models import zoo
 
 import headwise as hw
 from headwise.models.texts import Text
-from tests.models import zoo
 
 
 class Numbers:

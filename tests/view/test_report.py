@@ -8,7 +8,11 @@ import stat
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from models import zoo
+from models.test_texts import Numbers, gemma4_shared
 from view.pages import page, panel
 
 from headwise.view import report as writing
@@ -158,3 +162,38 @@ def test_report_needs_something_seen(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="find: words need a tokenizer"):
         report(heads, tmp_path / "other.html", links=[("she", "engineer")])
     assert os.listdir(tmp_path) == ["heads.html"]
+
+
+@pytest.mark.parametrize("real", [[1] * 6 + [0] * 3, [0] * 3 + [1] * 6, [1, 0, 1, 1, 0, 1, 1, 0, 1]])
+def test_padding_is_not_on_the_page(real: list[int], tmp_path: Path) -> None:
+    import headwise as hw
+
+    model, _ = zoo.bert()
+    ids, shown = zoo.ids(2, 9), np.flatnonzero(real)
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1] = torch.tensor(real)
+    with torch.no_grad(), hw.watch(model, Numbers()) as heads:
+        model(ids, attention_mask=mask)
+    words = [f"w{ids[1, n]}" for n in shown]
+    (of_one,) = Page.from_heads(heads, [(f"#{shown[2]}", f"#{shown[4]}")], 1).panels
+    assert of_one.queries.words == of_one.keys.words == words
+    assert (of_one.links[0]["sourceWord"], of_one.links[0]["targetWord"]) == (2, 4)
+    for layer, weights in of_one.layers.items():
+        whole = heads[layer].to_dense()[1].numpy()
+        np.testing.assert_allclose(np.asarray(weights.to_dense(limit=None)), whole[:, shown][:, :, shown], atol=1e-7)
+        assert weights.lse.shape == (5, 6)
+    heads.report(tmp_path / "heads.html", batch=1)
+    assert Page.from_heads(heads, (), 0).panels[0].queries.words == [f"w{i}" for i in ids[0].tolist()]
+    with pytest.raises(ValueError, match="report: batch must be 0 to 1, for 2 texts were watched; got 2"):
+        heads.report(tmp_path / "heads.html", batch=2)
+
+
+def test_layers_of_different_rows_are_refused(tmp_path: Path) -> None:
+    import headwise as hw
+
+    ids = zoo.ids(1, 5)
+    model = gemma4_shared()
+    with hw.watch(model, Numbers()) as heads:
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False, pad_token_id=0)
+    with pytest.raises(ValueError, match=r"report: all layers of self .* rows and keys, .* layers \[2, 3\] have not"):
+        heads.report(tmp_path / "heads.html")

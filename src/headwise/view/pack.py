@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from headwise.arrays import to_numpy
-from headwise.view.page import Page, Panel, Side
+from headwise.view.page import Cut, Page, Panel, Side
 from headwise.weights import Weights
 
 Array = np.ndarray
@@ -142,7 +142,7 @@ def steps(weights: Array) -> Array:
     return nearest.astype(np.uint16)
 
 
-def summary(weights: Weights, panel: Panel, level: str, plan: Plan) -> dict[str, Array]:
+def summary(weights: Weights | Cut, panel: Panel, level: str, plan: Plan) -> dict[str, Array]:
     """One layer at one level: grid [H, r, c] in steps of the root, and the k largest of each row and column."""
     H, L, S = weights.shape
     rows, columns = (starts(side, level) for side in (panel.queries, panel.keys))

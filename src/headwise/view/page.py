@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from headwise.arrays import to_numpy
 from headwise.heads.words import Words
 from headwise.weights import Check, Weights
 
@@ -24,12 +27,18 @@ class Side:
     starts: list[int]
 
     @classmethod
-    def of(cls, words: Words | None, n: int) -> Side:
-        """From the tokenizer's words; numbers where there are none (an image's patches, embeddings)."""
+    def of(cls, words: Words | None, n: int, places: np.ndarray | None = None) -> Side:
+        """From the tokenizer's words; numbers where there are none (an image's patches, embeddings). places: the
+        numbers of the tokens that are shown, all by default.
+        """
+        places = np.arange(n) if places is None else places
         if words is None:
-            labels = [str(i) for i in range(n)]
-            return cls(labels, labels, list(range(n)))
-        return cls(list(words.tokens), list(words.labels), [span[0] for span in words.spans])
+            labels = [str(i) for i in places]
+            return cls(labels, labels, list(range(len(places))))
+        home = {token: word for word, span in enumerate(words.spans) for token in span}
+        shown = [home[int(token)] for token in places]
+        starts = [at for at, word in enumerate(shown) if at == 0 or shown[at - 1] != word]
+        return cls([words.tokens[token] for token in places], [words.labels[shown[at]] for at in starts], starts)
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class Panel:
     title: str
     queries: Side
     keys: Side
-    layers: dict[int, Weights]  # [H, L, S] each, of one text
+    layers: dict[int, Weights | Cut]  # [H, L, S] each, of one text
     rows: list[dict[str, Any]]  # heads.table()
     links: list[dict[str, Any]] = field(default_factory=list)
 
@@ -60,39 +69,114 @@ class Page:
         Args:
             heads: `Heads`.
             links: pairs (from word, to word); looked up in the part that sees the whole text.
-            batch: which text.
+            batch: which text, or which beam of a generation; its padding is left out.
         Raises:
             ValueError: nothing was seen, there is no such text, or a link's word is not in it.
         """
         seen = {name: part for name, part in heads.parts.items() if part.kept}
         check = heads.check()
         linked = "encoder" if "encoder" in seen else next((name for name, part in seen.items() if not part.cross), None)
+        most = max((part.call(part.layers[0]).k.shape[0] for part in seen.values()), default=0)
+        if not 0 <= batch < most:
+            raise ValueError(f"report: batch must be 0 to {most - 1}, for {most} texts were watched; got {batch}")
         panels = []
         for name, part in seen.items():
             layers = {layer: part[layer] for layer in part.layers}
-            B, _, L, S = next(iter(layers.values())).shape
-            if not 0 <= batch < B:
-                raise ValueError(f"report: batch must be 0 to {B - 1}, for {B} texts were watched; got {batch}")
-            queries, keys = part.query_words, part.key_words
+            at = _entry(batch, most, next(iter(layers.values())).shape[0])
+            L, S = _shape(name, layers)
+            queries, keys = (None if some is None else some[at] for some in (part.query_words, part.key_words))
+            call = part.call(part.layers[0])
+            rows, columns = (_real(mask, at, n) for mask, n in ((call.query_mask(), L), (call.key_mask(), S)))
+            shown = {layer: _cut(weights.select(batch=at), rows, columns) for layer, weights in layers.items()}
+            found = part.find(*links, batch=at) if links and name == linked else []
             panels.append(
                 Panel(
                     name,
                     NAMES.get(name, name),
-                    Side.of(None if queries is None else queries[batch % len(queries)], L),
-                    Side.of(None if keys is None else keys[batch % len(keys)], S),
-                    {layer: weights.select(batch=batch) for layer, weights in layers.items()},
+                    Side.of(queries, L, rows),
+                    Side.of(keys, S, columns),
+                    shown,
                     part.table(),
-                    [_link(link) for link in part.find(*links, batch=batch)] if links and name == linked else [],
+                    [_link(link, _number(queries, rows), _number(keys, columns)) for link in found],
                 )
             )
         return cls(heads.model_name, panels, check)
 
 
-def _link(link: Any) -> dict[str, Any]:
+def _entry(batch: int, most: int, B: int) -> int:
+    """The entry of a part that has fewer: an encoder reads each text once, whatever beams go on from it."""
+    return batch // (most // B) if B and most % B == 0 else batch
+
+
+def _shape(name: str, layers: dict[int, Weights]) -> tuple[int, int]:
+    """[L, S] of all layers."""
+    shapes = {layer: weights.shape[2:] for layer, weights in layers.items()}
+    first = next(iter(shapes.values()))
+    if set(shapes.values()) != {first}:
+        others = [layer for layer, shape in shapes.items() if shape != first]
+        raise ValueError(
+            f"report: all layers of {name} must have computed the same rows and keys, {first} as the first; layers "
+            f"{others} have not, as in a generation that computes the last rows alone; run model(**inputs) over the "
+            "whole text in a block of its own, or watch some layers with layers="
+        )
+    return first[0], first[1]
+
+
+def _real(mask: Any, at: int, n: int) -> np.ndarray:
+    """Which of n places are no padding, their numbers; all where padding is not known or is all there is."""
+    if mask is None:
+        return np.arange(n)
+    found = np.flatnonzero(to_numpy(mask)[at if len(mask) > 1 else 0])
+    return found if len(found) else np.arange(n)
+
+
+def _number(words: Words | None, places: np.ndarray) -> dict[int, int]:
+    """The number on the page of each word that has a token on it."""
+    if words is None:
+        return {}
+    shown = [n for n, span in enumerate(words.spans) if np.isin(span, places).any()]
+    return {n: at for at, n in enumerate(shown)}
+
+
+def _cut(weights: Weights, rows: np.ndarray, columns: np.ndarray) -> Weights | Cut:
+    L, S = weights.shape[-2:]
+    return weights if (len(rows), len(columns)) == (L, S) else Cut(weights, rows, columns)
+
+
+class Cut:
+    """One text's weights [H, L, S] without the rows and keys that are padding, computed when they are read."""
+
+    def __init__(self, weights: Weights, rows: np.ndarray, columns: np.ndarray) -> None:
+        self._weights, self._rows, self._columns = weights, rows, columns
+        self.shape = (weights.shape[0], len(rows), len(columns))
+
+    @property
+    def lse(self) -> np.ndarray:
+        """[H, L]"""
+        return to_numpy(self._weights.lse)[:, self._rows]
+
+    def to_dense(self, limit: int | None = None) -> np.ndarray:
+        return self[:, :, :]
+
+    def __getitem__(self, key: tuple[slice, slice, slice]) -> np.ndarray:
+        heads, i, j = key
+        rows, columns = self._rows[i], self._columns[j]
+        if _on_end(rows) and _on_end(columns):
+            return to_numpy(self._weights[heads, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
+        whole = np.arange(self.shape[0])[heads][:, None, None]
+        return to_numpy(self._weights[whole, rows[:, None], columns])
+
+
+def _on_end(places: np.ndarray) -> bool:
+    """Whether places stand one after another, which is read faster."""
+    return bool(len(places) and places[-1] - places[0] == len(places) - 1)
+
+
+def _link(link: Any, queries: dict[int, int], keys: dict[int, int]) -> dict[str, Any]:
     return {
         "source": link.source,
         "target": link.target,
-        "sourceWord": link.source_word,
-        "targetWord": link.target_word,
+        "sourceWord": queries.get(link.source_word, 0),
+        "targetWord": keys.get(link.target_word, 0),
         "ranking": [[layer, head, round(weight, 5)] for layer, head, weight in link.ranking[:12]],
     }

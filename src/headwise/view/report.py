@@ -23,7 +23,7 @@ def report(heads: Any, path: str | os.PathLike[str], links: Sequence[tuple[str, 
         heads: what `headwise.watch` gave.
         path: where to write.
         links: pairs (from word, to word) to show, with the heads that carry them.
-        batch: which text of the batch.
+        batch: which text of the batch; its padding is left out.
     Returns:
         the path.
     Raises:
