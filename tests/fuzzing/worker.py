@@ -20,6 +20,7 @@ def work(pipe: Connection) -> None:
     warnings.filterwarnings("ignore", module="torch")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)  # torch's own layers give it too
     while True:
         text = pipe.recv()
         try:
