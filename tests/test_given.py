@@ -179,6 +179,16 @@ def test_byte_order() -> None:
     np.testing.assert_array_equal(hw.documents(ids.astype(">i4")).to_dense(5, 5), hw.documents(ids).to_dense(5, 5))
 
 
+@pytest.mark.parametrize("name", ["bias", "sinks", "head_gate"])
+def test_a_mask_in_the_place_of_an_array_is_refused_by_name(name: str) -> None:
+    words = r"must be an array of numbers; mask: .* pass it as mask="
+    for x in (Q, Q.numpy()):
+        with pytest.raises(TypeError, match=f"attention: {name} {words}"):
+            hw.attention(x, x, x, **{name: hw.causal()})
+    with pytest.raises(TypeError, match=f"attention: q {words}"):
+        hw.attention(hw.causal(), Q.numpy(), Q.numpy())
+
+
 def test_numpy_masked_arrays_are_refused_by_name() -> None:
     x, hidden = Q.numpy(), np.ma.masked_equal(np.arange(25).reshape(5, 5), 3)
     for call in (

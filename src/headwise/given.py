@@ -63,6 +63,8 @@ def as_numpy(op: str, name: str, x: Any) -> np.ndarray:
         array = np.asarray(x)
     except ValueError as error:
         raise ValueError(f"{op}: {name} must have rows of equal length; {error}") from None
+    except TypeError as error:  # as of a mask in the wrong place, which says what it is
+        raise TypeError(f"{op}: {name} must be an array of numbers; {error}") from None
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 

@@ -20,7 +20,7 @@ from headwise.arrays import in_graph, is_array, is_jax, is_torch, known, like
 from headwise.captured import captured
 from headwise.given import as_numpy, check_beside, check_dense
 from headwise.positions import default_offset
-from headwise.shapes import Sizes, check_broadcast
+from headwise.shapes import Sizes, check_broadcast, is_one_of
 from headwise.tracing import is_fx_value
 
 LONGEST = 2000  # letters of a joined mask's repr, beyond which it says only how many there are
@@ -393,7 +393,7 @@ class _Keys(Mask):
         return [("keys(valid)", self.valid)]
 
     def check(self, sizes: Sizes, op: str = "attention") -> None:
-        if tuple(self.valid.shape) not in ((sizes.B, sizes.S), (1, sizes.S)):
+        if not is_one_of(self.valid.shape, (sizes.B, sizes.S), (1, sizes.S)):
             raise ValueError(
                 f"{op}: keys(valid) must have shape [B, S] = {(sizes.B, sizes.S)} (from k); "
                 f"got {tuple(self.valid.shape)}"
@@ -422,7 +422,7 @@ class _Documents(Mask):
 
     def check(self, sizes: Sizes, op: str = "attention") -> None:
         for name, ids, letter, n in (("query", self.query_ids, "L", sizes.L), ("key", self.key_ids, "S", sizes.S)):
-            if tuple(ids.shape) not in ((n,), (1, n), (sizes.B, n)):
+            if not is_one_of(ids.shape, (n,), (1, n), (sizes.B, n)):
                 hint = "; pass key_ids where L and S differ" if self.query_ids is self.key_ids else ""
                 raise ValueError(
                     f"{op}: documents({name}_ids) must have shape [{letter}] or [B, {letter}] with B={sizes.B}, "
@@ -710,8 +710,7 @@ def _booleans(op: str, name: str, array: Any) -> Any:
 
 def _check_per_batch(name: str, x: Any, sizes: Sizes, op: str) -> None:
     shape = tuple(x.shape) if is_array(x) else ()
-    # Size by size: torch.compile does not look for a size that is only known later in a tuple of tuples.
-    if len(shape) > 1 or (shape and shape[0] != 1 and shape[0] != sizes.B):
+    if not is_one_of(shape, (), (1,), (sizes.B,)):
         raise ValueError(f"{op}: {name} must be an int or integers [B] with B={sizes.B} (from q); got shape {shape}")
 
 

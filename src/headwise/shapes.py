@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,6 +96,11 @@ def check_dtypes(q: Any, k: Any, v: Any, op: str = "attention", numpy: bool = Fa
             raise TypeError(f"{op}: {name} must have q's dtype {dtype_name(q)}; got {dtype_name(x)}; cast one of them")
 
 
+def is_one_of(shape: Sequence[int], *shapes: Sequence[int]) -> bool:
+    """Size by size: torch.compile, where sizes are symbols, finds no tuple of them in another."""
+    return any(len(shape) == len(x) and all(have == want for have, want in zip(shape, x, strict=True)) for x in shapes)
+
+
 def check_broadcast(name: str, shape: tuple[int, ...], sizes: Sizes, op: str = "attention") -> None:
     """Refuses a shape that does not broadcast to [B, H, L, S]."""
     full = (sizes.B, sizes.H, sizes.L, sizes.S)
@@ -107,13 +113,13 @@ def check_broadcast(name: str, shape: tuple[int, ...], sizes: Sizes, op: str = "
 
 def check_sinks(sinks: Any, sizes: Sizes, op: str = "attention") -> None:
     """One more logit in the denominator for each query head."""
-    if tuple(sinks.shape) != (sizes.H,):
+    if not is_one_of(sinks.shape, (sizes.H,)):
         raise ValueError(f"{op}: sinks must have shape [H] with H={sizes.H} (from q); got {_shape(sinks)}")
 
 
 def check_head_gate(gate: Any, sizes: Sizes, op: str = "attention") -> None:
     """A factor for each head's output, the same for all batch entries or one each."""
-    if tuple(gate.shape) not in ((sizes.H,), (sizes.B, sizes.H)):
+    if not is_one_of(gate.shape, (sizes.H,), (sizes.B, sizes.H)):
         raise ValueError(
             f"{op}: head_gate must have shape [H] or [B, H] with B={sizes.B}, H={sizes.H} (from q); got {_shape(gate)}"
         )

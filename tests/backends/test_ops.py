@@ -158,6 +158,26 @@ def test_a_compiled_graph_without_breaks():
         assert torch.equal(graph(q, k, v), run(q, k, v))
 
 
+@pytest.mark.parametrize("kind", ["documents", "keys", "lengths", "gate and sinks"])
+def test_a_graph_that_becomes_dynamic_takes_what_fits_each_length(kind):
+    torch.compiler.reset()
+    for L, S in ((7, 2), (5, 9), (3, 11)):
+        q, k, v = tensors(Sizes(1, 4, 2, L, S, 8, 8))
+        rng = np.random.default_rng(L)
+        options = {
+            "documents": lambda: {"mask": hw.documents(rng.integers(0, 3, (1, L)), rng.integers(0, 3, (1, S)))},  # noqa: B023
+            "keys": lambda: {"mask": hw.keys(rng.random((1, S)) < 0.7)},  # noqa: B023
+            "lengths": lambda: {"mask": hw.key_lengths(np.array([S - 1]))},  # noqa: B023
+            "gate and sinks": lambda: {"head_gate": torch.ones(1, 4) * L, "sinks": torch.ones(4)},  # noqa: B023
+        }[kind]()
+
+        def call(q, k, v, options=options):
+            return hw.attention(q, k, v, **options)
+
+        graph = torch.compile(call, fullgraph=True, backend="aot_eager")
+        assert torch.equal(graph(q, k, v), call(q, k, v))
+
+
 def test_an_exported_graph_with_other_lengths():
     class Module(torch.nn.Module):
         def forward(self, q, k, v):

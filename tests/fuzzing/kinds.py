@@ -90,7 +90,9 @@ SINGLE = {
         "torch.autograd.grad(F1(*leaf(q, k, v)), leaves)[{w}]"
     ),
     "make_fx(F, tracing_mode={mode!r}, _allow_non_fake_inputs=True)(q, k, v)(q * 2, k, v)": "F(q * 2, k, v)",
-    "make_fx(grad(F1, {w}), tracing_mode={mode!r}, _allow_non_fake_inputs=True)(q, k, v)(q, k * 2, v)": "grad(F1, {w})(q, k * 2, v)",
+    "make_fx(grad(F1, {w}), tracing_mode={mode!r}, _allow_non_fake_inputs=True)(q, k, v)(q, k * 2, v)": (
+        "grad(F1, {w})(q, k * 2, v)"
+    ),
     "torch.utils.checkpoint.checkpoint(F, q, k, v, use_reentrant=False)": "F(q, k, v)",
     "torch.jit.trace(F, (q, k, v), check_trace=False)(q * 2, k, v)": "F(q * 2, k, v)",
     "torch.func.functionalize(F)(q, k, v)": "F(q, k, v)",
