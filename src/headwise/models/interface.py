@@ -8,6 +8,7 @@ thread and context. Several sessions may be open, on one model or on many, and m
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -421,3 +422,13 @@ def _refuse_unreadable(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
                 f"watch: {type(module).__name__} passes `{name}` to its attention, which chooses keys or sinks a query "
                 "at a time; headwise does not read such layers"
             )
+
+
+def _forget() -> None:
+    """In a forked child a thread that held the lock is not there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
