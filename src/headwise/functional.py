@@ -78,7 +78,7 @@ def attention(
     array([[1.  ],
            [2.34]])
     """
-    if is_fx_value(q) or is_fx_value(k):
+    if not is_torch(q) and (is_fx_value(q) or is_fx_value(k)):
         said = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks, "head_gate": head_gate}
         said |= {"score_mod": score_mod, "dropout_p": dropout_p, "weights": weights, "return_lse": return_lse}
         return fx_node(attention, (q, k, v), said | {"backend": backend})
