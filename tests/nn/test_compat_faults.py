@@ -250,6 +250,16 @@ def test_bf16_sums_are_made_in_fp32() -> None:
     assert mine <= worst + torch.finfo(torch.bfloat16).eps * right.abs().max()
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.ao's own, on its deprecation and its observers
+def test_quantisation_leaves_it_as_it_is() -> None:
+    from torch.ao.quantization import get_default_qconfig, prepare
+
+    for kind, module in ((torch.nn.MultiheadAttention, "torch.ao.nn"), (MultiheadAttention, "headwise.nn.compat")):
+        model = torch.nn.ModuleList([kind(8, 2)]).eval()
+        model.qconfig = get_default_qconfig("x86")
+        assert type(prepare(model)[0]).__module__.startswith(module)
+
+
 def test_every_difference_of_the_page_has_its_test() -> None:
     root = Path(__file__).parents[2]
     tests = "".join(path.read_text() for path in root.glob("tests/*/test_*.py"))
