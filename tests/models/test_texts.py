@@ -201,3 +201,5 @@ def test_what_was_watched_is_a_sequence_of_layers() -> None:
     assert "encoder" not in heads
     with pytest.raises(TypeError, match=r"heads: what was watched is no one array, .* np.asarray\(heads\[5\]\)"):
         np.asarray(heads)
+    with pytest.raises(IndexError, match=r"axis 0 is the batch: a head is w\[:, head\], or heads\[layer, head\]"):
+        heads[1][4]
