@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, span
-from headwise.kernels.forward import KB, rows_in_registers, weight_power
+from headwise.kernels.forward import KB, rows_in_registers
 from headwise.kernels.reads_sums import Summing, Task
 from headwise.kernels.tile import KINDS, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
 
@@ -322,7 +322,7 @@ class _Program(Scoring, Summing):
                 for r, kept in enumerate(sums):
                     here = self.S + ((j + r) * QB + v * n)
                     score = m.load(here)
-                    x = weight_power(m, score, most, self.unit)
+                    x = (score - most) * self.unit
                     p = m.exp2(x, PRECISE[m.real]) * shrink
                     if s.unknown:
                         p = m.select(score == self.hidden, self.zero, p)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headwise.kernels.adjust import NO_RULES, Place, Rules, Scores
+from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores
 from headwise.kernels.forward import KB, weight_power
-from headwise.kernels.reads import Layout, Scoring
-from headwise.kernels.tile import PRECISE, Geometry, Machine, Pointer, Program, Value
+from headwise.kernels.reads import Layout, Scoring, up
+from headwise.kernels.tile import KINDS, PRECISE, Geometry, Machine, Pointer, Program, Value
 
+FEW = 4  # rows that have no block of queries of their own: keys run along the lanes
 AHEAD = 8192  # bytes between the keys that are multiplied and those that memory is asked for
 
 
@@ -23,7 +24,8 @@ class Box(Program):
 
     dtype: str  # of q and k
     D: int
-    width: int  # vectors of rows in a block
+    width: int  # vectors of rows in a block; 0: a few rows, keys along the lanes
+    few: int  # so many rows then
     natural: bool  # scores are multiplied by scale when they are made, as in `forward`; otherwise in the exponential
     weights: bool  # else scores
     rules: Rules = NO_RULES
@@ -45,16 +47,24 @@ class Box(Program):
         ]
 
     def scratch(self, geometry: Geometry) -> int:
-        layout = Layout(self, geometry.lanes(self.real), self.pair(geometry))
+        n, pair = geometry.lanes(self.real), self.pair(geometry)
+        if self.few:
+            words = up(-(-self.D // (2 if pair else 1)), n)
+            return words * (self.few + n * self.columns(geometry.registers)) + n
+        layout = Layout(self, n, pair)
         return layout.shared + layout.state
 
+    def columns(self, registers: int) -> int:
+        """Vectors of keys whose sums with all of a few rows stay in registers."""
+        return max(1, min(4, (16 if registers == 32 else 8) // self.few))
+
     def program(self, m: Machine) -> None:
-        _Program(m, self).run()
+        (_Few if self.few else _Program)(m, self).run()
 
 
 INTEGERS = (
-    *("first_b", "first_h", "first_i", "first_j", "heads", "group", "rows", "row", "columns", "queries", "chunks"),
-    *("chunk", *(f"{x}_{axis}" for x in "qk" for axis in "bhl")),
+    *("first_b", "first_h", "first_i", "first_j", "heads", "group", "rows", "row", "columns", "queries", "keys"),
+    *("chunks", "chunk", *(f"{x}_{axis}" for x in "qk" for axis in "bhl")),
 )
 
 
@@ -128,3 +138,93 @@ class _Program(Scoring):
         for j in m.range(whole, nk):
             for i in m.range(0, nq):
                 m.put(m.get(self.S + (j * self.QB + i)), out + (i * columns + j))
+
+
+class _Few:
+    """The same for a few rows: a block of keys is turned; times the rows' numbers, in their order, it has the same bits."""
+
+    def __init__(self, m: Machine, s: Box) -> None:
+        self.m, self.s, self.A, self.n = m, s, m.args, m.lanes
+        self.each = 2 if m.pair else 1  # widths in a word
+        self.words = -(-s.D // self.each)
+        self.width, self.columns = up(self.words, m.lanes), s.columns(m.registers)
+        self.step = self.n * self.columns
+        self.Q = self.A["scratch"]  # [few, width]
+        self.K = self.Q + s.few * self.width  # [width, step]
+        self.line = self.K + self.width * self.step
+        self.zero, self.hidden = m.splat(0.0), -m.splat(float("inf"))
+        self.scale, self.unit = m.splat(self.A["scale"]), m.splat(self.A["unit"])
+        self.adjuster = Adjuster(m, s.rules.operands, "j", self.A["keys"])
+
+    def run(self) -> None:
+        m, A, few = self.m, self.A, self.s.few
+        blocks = (A["rows"] + (few - 1)) // few
+        for t in m.tasks():
+            piece, chunk = t // A["chunks"], t % A["chunks"]
+            head, row = piece // blocks, piece % blocks * few
+            b, h = A["first_b"] + head // A["heads"], A["first_h"] + head % A["heads"]
+            rows = [m.min(row + r, A["rows"] - 1) for r in range(few)]  # past the end: the last row again
+            q = A["q"] + (b * A["q_b"] + h * A["q_h"])
+            for r, i in enumerate(rows):
+                for d, part in m.pieces(self.s.D, self.n * self.each):
+                    words = m.load_words(q + ((A["first_i"] + i) * A["q_l"] + d), part)
+                    m.store(words, self.Q + (r * self.width + d // self.each))
+            start = chunk * A["chunk"]
+            stop = m.min(A["columns"], start + A["chunk"])
+            k = A["k"] + (b * A["k_b"] + h // A["group"] * A["k_h"] + A["first_j"] * A["k_l"])
+            places = [Place(b, h, A["first_i"] + i, A["first_j"] + start) for i in rows]
+            for place in places:
+                for tree in (self.s.rules.change, self.s.rules.visible):
+                    self.adjuster.prepare(tree, place)
+            sums = [[m.splat(m.get(A[x] + (head * A["row"] + i))) for x in "MW" * self.s.weights] for i in rows]
+            for j in m.range(start, stop, self.step):
+                self.turn(k, j, stop)
+                found = m.products(
+                    (few, self.columns),
+                    lambda r, d: self.Q + (r * self.width + d),
+                    lambda d: self.K + d * self.step,
+                    self.words,
+                )
+                for r, (place, scores) in enumerate(zip(places, found, strict=True)):
+                    out = A["out"] + (head * A["rows"] + rows[r]) * A["columns"]
+                    for c, x in enumerate(scores):
+                        at = j + c * self.n
+                        for _ in m.when(at < stop):
+                            one = place.at(j=A["first_j"] + at, score=x * self.scale if self.s.natural else x)
+                            self.put(self.value(one, sums[r]), out + at, stop - at)
+
+    def turn(self, k: Pointer, j: Value, stop: Value) -> None:
+        """K[d, :] = the keys from j on; past the end the last key again."""
+        m, n, s, stride = self.m, self.n, self.s, self.A["k_l"]
+        ahead = max(1, AHEAD // max(1, s.D * KINDS[s.dtype]))
+        for c in range(self.columns):
+            first = j + c * n
+            for d, part in m.pieces(s.D, n * self.each):
+                for x in range(n):
+                    m.prefetch(k + ((first + x + ahead) * stride + d))
+                rows = [m.load_words(k + (m.min(stop - 1, first + x) * stride + d), part) for x in range(n)]
+                turned = [[x] for x in m.transpose(rows)[: -(-part // self.each)]]
+                m.store_block(turned, self.K + (d // self.each * self.step + c * n), self.step)
+
+    def value(self, place: Place, sums: list[Value]) -> Value:
+        """A vector of scores, or of weights by the row's largest score and 1 over its sum, where there are these."""
+        m, rules, x = self.m, self.s.rules, place.score
+        if rules.change:
+            x = self.adjuster.vector(rules.change, place)
+        if rules.visible:
+            x = m.select(self.adjuster.vector(rules.visible, place), x, self.hidden)
+        if not sums:
+            return x if self.s.natural else x * self.scale
+        p = m.exp2(weight_power(m, x, sums[0], self.unit), PRECISE[m.real]) * sums[1]
+        return m.select(x == self.hidden, self.zero, p)
+
+    def put(self, x: Value, out: Pointer, count: Value) -> None:
+        """The first `count` numbers of a vector."""
+        m = self.m
+        for whole in m.either(count >= self.n):
+            if whole:
+                m.store(x, out)
+            else:
+                m.store(x, self.line)
+                for c in m.range(0, count):
+                    m.put(m.get(self.line + c), out + c)

@@ -14,7 +14,7 @@ from headwise.kernels import jit, llvm, masking, threads
 from headwise.kernels.forward import KB, block_width
 from headwise.kernels.plan import A_WHILE, ALONE, PIECES, Call, Problem, _elements, _fill, _scratch, scaled_at_once
 from headwise.kernels.reads import Reads, up
-from headwise.kernels.reads_box import Box
+from headwise.kernels.reads_box import FEW, Box
 from headwise.kernels.thread_count import get_num_threads
 from headwise.kernels.tile import KINDS, LOG2E, LOWEST, Geometry
 
@@ -294,9 +294,11 @@ class BoxPass:
         self.geometry, self.call = geometry or llvm.chosen(), call
         (B, H, rows, columns) = out.shape
         n = self.geometry.lanes("f64" if problem.dtype == "f64" else "f32")
-        width = min(block_width(self.geometry), -(-rows // n))
-        self.spec = Box(problem.dtype, sizes.D, width, scaled_at_once(problem), sums is not None, problem.rules)
-        blocks = -(-rows // (n * width))
+        few = 0 if rows > FEW else 1 if rows == 1 else FEW
+        width = 0 if few else min(block_width(self.geometry), -(-rows // n))
+        size = few or n * width  # of a block
+        self.spec = Box(problem.dtype, sizes.D, width, few, scaled_at_once(problem), sums is not None, problem.rules)
+        blocks = -(-rows // size)
         chunks = max(1, min(-(-PIECES // (B * H * blocks)), columns // (2 * KB)))
         chunk = -(-columns // (chunks * KB)) * KB
         chunks = -(-columns // chunk)
@@ -309,16 +311,17 @@ class BoxPass:
             "heads": H,
             "group": max(sizes.group, 1),
             "rows": rows,
-            "row": blocks * n * width,
+            "row": blocks * size,
             "columns": columns,
             "queries": sizes.L,
+            "keys": sizes.S,
             "chunks": chunks,
             "chunk": chunk,
             "scale": problem.scale,
             "unit": unit(problem),
         }
         if sums is not None:
-            padded = np.zeros((2, B, H, blocks * n * width), out.dtype)
+            padded = np.zeros((2, B, H, blocks * size), out.dtype)
             padded[..., :rows] = shrunk(sums)
             self.values["M"], self.values["W"] = padded
 
