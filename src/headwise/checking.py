@@ -80,10 +80,14 @@ def check(
 
 
 def _apart(own: Array, lse: Array, s: Array, eps: float) -> Array:
-    """By how much rows [b, h, l] would not sum to 1 by lse, where that is more than the rounding of their scores."""
+    """By how much rows [b, h, l] would not sum to 1 by lse, where that is more than the rounding of scores explains, as
+    forwards make them (a softcap's tanh of half precision is rough).
+    """
     far = np.abs(own - lse)
     size = np.abs(np.where(np.isfinite(s), s, 0)).max(3, initial=1)
-    return np.where((far <= 64 * eps * size) | (own == lse) | (np.isnan(own) & np.isnan(lse)), 0, np.expm1(far))
+    size = np.maximum(size, np.where(np.isfinite(lse), np.abs(lse), 0))
+    rounding = np.maximum(64 * eps * size, TRUSTED / 4)
+    return np.where((far <= rounding) | (own == lse) | (np.isnan(own) & np.isnan(lse)), 0, np.expm1(far))
 
 
 def _output_errors(A: Array, there: Array, v: Array, gate: Array, real: Array) -> Array:

@@ -117,7 +117,7 @@ def attention(
     elif options.mask is not None:
         problem, call, alive = _with_mask(problem, options, options.mask)
     one = plan(problem)
-    if sums is not None and one.in_blocks:
+    if sums is not None and one.leaves_sums:
         shape = (2, *lse.shape)
         values = lse.new_empty(shape) if tensors else np.empty(shape, lse.dtype)
         sums.values, sums.by = values, arithmetic()

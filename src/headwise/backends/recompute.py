@@ -267,10 +267,10 @@ class Recompute:
         """
         if self.options.sinks is None:
             return None
-        sinks = to_numpy(self.options.sinks)[h, None].astype(np.float64)
-        top, total = (to_numpy(x).astype(np.float64) for x in own)
+        top, total = (to_numpy(x) for x in own)
+        sinks = to_numpy(self.options.sinks)[h, None].astype(top.dtype).astype(np.float64)  # rounded as in the sum
         with np.errstate(all="ignore"):
-            log = np.where(total == 0, -np.inf, sinks - top - np.log(total))
+            log = np.where(total == 0, -np.inf, sinks - top - np.log(total, dtype=np.float64))
             return np.exp(log), log
 
 
@@ -296,15 +296,19 @@ def _spread_array(s: np.ndarray, sink: np.ndarray | None) -> tuple[np.ndarray, O
     if sink is not None:
         sink = sink.astype(s.dtype)
         top = np.maximum(top, sink)
-    top = np.where(top == -np.inf, s.dtype.type(0), top)
-    A = np.exp(s - top[..., None])
+    top[top == -np.inf] = 0
+    A = np.subtract(s, top[..., None], dtype=np.float64 if s.size < compiled_reads.SMALL else s.dtype)
+    np.exp(A, out=A)
     total = A.sum(3)
     if sink is not None:
         total = total + np.exp(sink - top)
-    A /= np.where(total == 0, s.dtype.type(1), total)[..., None]
+    if not total.all():
+        A /= np.where(total == 0, 1, total)[..., None]
+    else:
+        A /= total[..., None]
     if np.isnan(total).any():
         A[s == -np.inf] = 0
-    return A, Own(top, total)
+    return A.astype(s.dtype, copy=False), Own(top, total)
 
 
 def _spread_tensor(s: Any, sink: Any) -> tuple[Any, Own]:

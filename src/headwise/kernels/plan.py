@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headwise.kernels import jit, llvm, masking, threads
-from headwise.kernels.adjust import NO_RULES, Rules
+from headwise.kernels.adjust import NO_RULES, Rules, nodes
 from headwise.kernels.decode import STRETCH, TILE, Combine, decode, node_size
 from headwise.kernels.forward import KB, Forward, block_width
 from headwise.kernels.thread_count import get_num_threads
 from headwise.kernels.tile import KINDS, LOG2E, Geometry
+from headwise.kernels.trace import SCORE
 from headwise.shapes import Sizes
 
 ALONE = 3e6  # operations below which waking a worker costs more than it saves
@@ -95,9 +96,12 @@ class Plan:
         self.masked = problem.rules.visible is not None
         self.partial = 0  # numbers that a decoding step's pieces leave behind
         common = Common(problem, natural, self.geometry)
-        self.in_blocks = not decodes(sizes)  # by `forward`, which leaves each row's sums behind where it is asked
-        self.steps = [forwarding(common)] if self.in_blocks else decoding(common)
-        if not self.in_blocks:
+        few = decodes(sizes)
+        # Rows' sums are of use to reads where `forward` makes the scores as they do: not with a rough tanh.
+        rough = common.real != problem.dtype and any(x[0] == "tanh" for x in nodes(problem.rules.change or SCORE))
+        self.leaves_sums = not few and not rough
+        self.steps = decoding(common) if few else [forwarding(common)]
+        if few:
             self.partial = common.values["chunks"] * sizes.B * sizes.Hkv * common.values["piece"]
         self.scratch = max(-(-x.scratch // 64) * 64 for step in self.steps for x in step)
 

@@ -141,7 +141,7 @@ class _Program(Scoring):
 
 
 class _Few:
-    """The same for a few rows: a block of keys is turned; times the rows' numbers, in their order, it has the same bits."""
+    """The same for a few rows: a block of keys, turned, times the rows' numbers in their order has the same bits."""
 
     def __init__(self, m: Machine, s: Box) -> None:
         self.m, self.s, self.A, self.n = m, s, m.args, m.lanes

@@ -339,9 +339,12 @@ def unit(problem: Problem) -> float:
 
 def shrunk(sums: np.ndarray) -> np.ndarray:
     """Of rows [2, ...] their largest score and 1 over their sum, both 0 where nothing is seen."""
-    top, total = sums
+    found, empty = sums.copy(), sums[1] == 0
     with np.errstate(all="ignore"):
-        return np.stack((np.where(total == 0, 0, top), np.where(total == 0, 0, 1 / total)))
+        found[1] = 1 / found[1]
+    if empty.any():
+        found[:, empty] = 0
+    return found
 
 
 def nothing(shape: tuple[int, ...], real: Any, sinks: np.ndarray | None) -> np.ndarray:
