@@ -61,6 +61,39 @@ def test_every_number_comes_back(kind: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run.safetensors"]
 
 
+@pytest.mark.parametrize("older", ["as it is", "without the rows' sums", "of another kind of CPU", "of other sizes"])
+def test_rows_sum_to_1_at_large_scores_whoever_wrote_the_file(older: str, tmp_path: Path) -> None:
+    model, _ = zoo.bert()
+    for layer in model.encoder.layer:
+        layer.attention.self.query.weight *= 3e4
+    ids = torch.arange(150)[None] % 40
+    with hw.watch(model, file=tmp_path / "run") as heads:
+        model(ids)
+    arrays = load_file(tmp_path / "run")
+    said = json.loads(bytes(arrays[files.SAID].numpy()).decode())
+    for call in (call for calls in said["parts"][0]["layers"].values() for call in calls):
+        assert call["arrays"]["sums"] is not None
+        if older == "without the rows' sums":
+            del call["arrays"]["sums"], call["sums_by"]
+        elif older == "of another kind of CPU":
+            call["sums_by"] = "another 1"
+            arrays[call["arrays"]["sums"]] += 1.0
+        elif older == "of other sizes":
+            arrays[call["arrays"]["sums"]] = arrays[call["arrays"]["sums"]][:, :, :, 1:].clone()
+    arrays[files.SAID] = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+    save_file(arrays, tmp_path / "other")
+    if older == "of other sizes":
+        with pytest.raises(ValueError, match=r"sums is torch.float32 .*, which does not go with q"):
+            hw.open(tmp_path / "other")
+        return
+    A, again = heads[1].to_dense(), hw.open(tmp_path / "other")[1]
+    assert heads[1].scores[...].abs().max() > 1000
+    torch.testing.assert_close(again.to_dense(), A, rtol=0, atol=1e-6)
+    for w in (heads[1], again):
+        torch.testing.assert_close(w.to_dense().sum(3), torch.ones(A.shape[:3]), rtol=0, atol=1e-6)
+        torch.testing.assert_close(w.read(received=True).received, A.sum(2), rtol=0, atol=1e-4)
+
+
 def test_a_generation_comes_back_as_one_call(tmp_path: Path) -> None:
     model, inputs = zoo.mistral()
     with hw.watch(model) as heads:
