@@ -550,35 +550,38 @@ class Combine(Program):
         return geometry.lanes(self.real)
 
     def program(self, m: Machine) -> None:
-        """A task is one query of one head."""
+        """A task is the queries of one head."""
         A, n, width = m.args, m.lanes, _up(self.Dv, m.lanes)
         unit, zero = m.splat(A["unit"]), m.splat(0.0)
-        for t in m.tasks():
-            head, i = t // A["queries"], t % A["queries"]
+        for head in m.tasks():
             b, h = head // A["heads"], head % A["heads"]
             kh, g = h // A["group"], h % A["group"]
-            row = g * A["queries"] + i
-            node = A["partial"] + ((b * A["key_heads"] + kh) * A["chunks"] * A["piece"] + row * (width + 2))
-            left = m.var(A["chunks"])
-            size = m.var(A["piece"])
-            for _ in m.range(0, A["joins"]):  # neighbours, then neighbours of these
-                for pair in m.range(0, left.v // 2):
-                    at = node + pair * 2 * size.v
-                    join(m, at, at + size.v, width, unit)
-                left.v, size.v = (left.v + 1) // 2, size.v * 2
-            sink = m.splat(m.number(m.get(A["sinks"] + h))) if self.sinks else -m.splat(float("inf"))
-            own = m.splat(m.get(node + width))
-            top = m.max(sink, own)
-            shrink = m.exp2((own - top) * unit, PRECISE[m.real])
-            weight = m.exp2((sink - top) * unit, PRECISE[m.real])
-            weight = m.fma(m.splat(m.get(node + width + 1)), shrink, weight)
+            first = A["partial"] + (
+                (b * A["key_heads"] + kh) * A["chunks"] * A["piece"] + g * A["queries"] * (width + 2)
+            )
             factor = m.splat(A["factor"])
             if self.gate:
                 factor = factor * m.splat(m.number(m.get(A["gate"] + (b * A["gate_b"] + h))))
-            factor = m.select(weight == zero, zero, factor * shrink / weight)
-            out = A["out"] + (b * A["o_b"] + h * A["o_h"] + i * A["o_l"])
-            for d, part in m.pieces(self.Dv, n):
-                m.store(m.load(node + d) * factor, out + d, part)
-            log = m.fma(top, m.splat(A["natural"]), m.log(weight))
-            log = m.select(weight == zero, -m.splat(float("inf")), log)
-            m.put(m.element(log, 0), A["lse"] + (b * A["lse_b"] + h * A["lse_h"] + i))
+            for i in m.range(0, A["queries"]):
+                node = first + i * (width + 2)
+                left, size = m.var(A["chunks"]), m.var(A["piece"])
+                for _ in m.range(0, A["joins"]):  # neighbours, then neighbours of these
+                    for pair in m.range(0, left.v // 2):
+                        at = node + pair * 2 * size.v
+                        join(m, at, at + size.v, width, unit)
+                    left.v, size.v = (left.v + 1) // 2, size.v * 2
+                top, weight = (m.splat(m.get(node + (width + x))) for x in (0, 1))
+                shrunk = factor
+                if self.sinks:
+                    own, sink = top, m.splat(m.number(m.get(A["sinks"] + h)))
+                    top = m.max(sink, own)
+                    shrink = m.exp2((own - top) * unit, PRECISE[m.real])
+                    weight = m.fma(weight, shrink, m.exp2((sink - top) * unit, PRECISE[m.real]))
+                    shrunk = factor * shrink
+                shrunk = m.select(weight == zero, zero, shrunk / weight)
+                out = A["out"] + (b * A["o_b"] + h * A["o_h"] + i * A["o_l"])
+                for d, part in m.pieces(self.Dv, n):
+                    m.store(m.load(node + d) * shrunk, out + d, part)
+                log = m.fma(top, m.splat(A["natural"]), m.log(weight))
+                log = m.select(weight == zero, -m.splat(float("inf")), log)
+                m.put(m.element(log, 0), A["lse"] + (b * A["lse_b"] + h * A["lse_h"] + i))

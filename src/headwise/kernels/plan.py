@@ -276,7 +276,7 @@ def decoding(c: Common) -> list[list[Launch]]:
     split = c.launch(spec, units * chunks, spec.scratch(c.geometry, stretch, levels))
     split.size = sizes.L
     combine = Combine(p.dtype, sizes.Dv, p.sinks, p.gate)
-    return [[split], [c.launch(combine, sizes.B * sizes.H * sizes.L, combine.scratch(c.geometry))]]
+    return [[split], [c.launch(combine, sizes.B * sizes.H, combine.scratch(c.geometry))]]
 
 
 def _fill(arguments: array[int], slots: dict[str, int], call: Call) -> None:
