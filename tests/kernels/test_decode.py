@@ -25,8 +25,9 @@ def decoded(q, k, v, at, rng, mask):
     last = min(first + steps, len(q))
     S = int(rng.choice([last, len(k)]))
     b, kh, g = (int(rng.integers(x)) for x in (B, Hkv, group))
-    others = [torch.randn(*x, dtype=q.dtype) for x in ((B, Hkv * group, last - first), (B, Hkv, S), (B, Hkv, S))]
-    Q, K, V = (x[..., None].expand(*x.shape, n).clone() for x, n in zip(others, (x.shape[1] for x in (q, k, v)), strict=True))
+    D, Dv = q.shape[1], v.shape[1]
+    shapes = (B, Hkv * group, last - first, D), (B, Hkv, S, D), (B, Hkv, S, Dv)
+    Q, K, V = (torch.randn(shape, dtype=q.dtype) for shape in shapes)
     Q[b, kh * group + g], K[b, kh], V[b, kh] = q[first:last], k[:S], v[:S]
     out, lse = hw.attention(Q, K, V, mask=mask(first), return_lse=True)
     return out[b, kh * group + g, at - first], lse[b, kh * group + g, at - first]
