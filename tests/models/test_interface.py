@@ -226,6 +226,13 @@ def test_a_float_mask_may_carry_a_bias() -> None:
     assert torch.equal(read.bias[1], floats[1] + torch.ones(5, 3, 7))
 
 
+def test_a_bias_of_zeros_has_a_gradient() -> None:
+    bias = torch.zeros(1, 5, 3, 7, requires_grad=True)
+    with torch.enable_grad():
+        assert read_mask(bias, 7, None, None).bias is not None
+    assert read_mask(bias.detach(), 7, None, None).bias is None
+
+
 def test_is_causal_said_without_a_mask() -> None:
     assert read_mask(None, 7, None, None).mask is None
     assert read_mask(None, 7, False, None).mask is None

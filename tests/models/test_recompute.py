@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import gc
 import threading
 from typing import Any
 
@@ -160,3 +162,49 @@ def test_says_that_forwards_ran_in_several_threads() -> None:
         thread.join()
         with pytest.raises(RuntimeError, match=r"ablate: under gradient checkpointing all forwards .* in one thread"):
             loss.backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_backward_after_a_watch_is_as_in_it(reentrant: bool) -> None:
+    model, ids = training(), [zoo.ids(3, 11, seed=n) for n in range(2)]
+
+    def grads(where: str) -> torch.Tensor:
+        model.zero_grad()
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        before = loss_of(model, ids[0])
+        with hw.watch(model) as heads:
+            loss = before + loss_of(model, ids[1])
+            if where == "in":
+                loss.backward()
+        if where == "after":
+            loss.backward()
+        assert [len(heads.calls(layer)) for layer in heads.layers] == [1, 1]
+        return torch.cat([p.grad.ravel() for p in model.parameters()])
+
+    wanted = gradients(model, None, contextlib.nullcontext(), ids)
+    torch.testing.assert_close(grads("after"), wanted)
+    torch.testing.assert_close(grads("in"), wanted)
+
+
+def test_refuses_a_backward_after_an_ablation() -> None:
+    model, ids = training(), zoo.ids(3, 11)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    with hw.ablate(model, [(0, 1)]):
+        loss = loss_of(model, ids)
+    with pytest.raises(RuntimeError, match=r"ablate: a backward under gradient checkpointing must be in the block"):
+        loss.backward()
+
+
+def test_the_tables_are_transformers_own_when_the_model_is_gone() -> None:
+    from transformers import AttentionInterface
+
+    model, ids = training(), zoo.ids(3, 11)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with hw.watch(model):
+        loss_of(model, ids)
+    assert "__getitem__" in vars(AttentionInterface)
+    del model
+    gc.collect()
+    with hw.watch(zoo.bert()[0]):
+        pass
+    assert "__getitem__" not in vars(AttentionInterface)

@@ -479,8 +479,8 @@ def test_refuses_a_model_outside_the_interface() -> None:
     with (
         pytest.raises(
             ValueError,
-            match=r"watch: FalconForCausalLM does not use transformers' attention interface .* by themselves: "
-            r"transformer\.h\.\*\.self_attention \(2 FalconAttention\); a model of another class",
+            match=r"watch: FalconForCausalLM does not use transformers' attention interface: its layers compute .* by "
+            r"themselves \(transformer\.h\.\*\.self_attention \(2 FalconAttention\)\), so .*; docs/families.md lists",
         ),
         hw.watch(model),
     ):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +25,7 @@ from headwise.models.here import Home
 from headwise.models.lookup import PLAIN, Borrowed, borrow, give_back, listen, stop_listening
 from headwise.models.places import Place, find_places, looks_up_by_name
 from headwise.models.reading import read_mask, tag
-from headwise.models.recompute import Forwards, in_backward
+from headwise.models.recompute import Forwards, asking_node, in_backward, next_node
 from headwise.models.unseen import inside, say_unseen, unseen_layers
 from headwise.weights import Weights
 
@@ -113,7 +114,10 @@ class Session:
                 give_back(self._configs.pop())
             if self in _open:
                 _open.remove(self)
-            if not _open:
+                _past[:] = [one for one in _past if one.model() is not None][-8:]
+                if self._calls and any(map(_is_checkpointed, self.model.modules())):
+                    _past.append(Past(weakref.ref(self.model), self.op, self.acts, self._calls, next_node()))
+            if not _open and not _past:
                 stop_listening()
         if self.home is not None:
             self.home.leave()
@@ -199,6 +203,36 @@ class Session:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, eq=False)
+class Past:
+    """A closed session whose forwards a backward may still ask for, under gradient checkpointing."""
+
+    model: weakref.ref[torch.nn.Module]
+    op: str
+    acts: bool
+    calls: dict[int, Forwards[tuple[int, int, Run]]]
+    end: int  # autograd's next node when it closed
+
+    def heard(self, module: torch.nn.Module) -> bool:
+        """Whether the call that the backward makes again was first made in the session."""
+        calls = self.calls.get(id(module))
+        if self.model() is None or calls is None or asking_node() >= self.end or calls.find(self.op) is None:
+            return False
+        if self.acts:
+            raise RuntimeError(_MOVE_BACKWARD.format(self.op))
+        return True
+
+
+def _is_checkpointed(module: torch.nn.Module) -> bool:
+    return module.training and bool(getattr(module, "gradient_checkpointing", False))
+
+
+_MOVE_BACKWARD = (
+    "{}: a backward under gradient checkpointing must be in the block its forward was in, for it runs the layers again "
+    "as they are now; move both into the block, or both out of it"
+)
+
+
 class Hook:
     """A hook of this model only: in a copy of the model it does nothing."""
 
@@ -218,6 +252,7 @@ def _nothing(*_: Any) -> None:
 
 _lock = threading.RLock()
 _open: list[Session] = []
+_past: list[Past] = []
 
 
 def usable_places(model: torch.nn.Module, op: str) -> list[Place]:
@@ -230,17 +265,20 @@ def usable_places(model: torch.nn.Module, op: str) -> list[Place]:
     places = find_places(model)
     if places:
         return places
-    plain = any(isinstance(m, torch.nn.MultiheadAttention) for m in model.modules())
+    unseen = unseen_layers(model)
+    if not unseen:
+        raise ValueError(
+            f"{op}: {type(model).__name__} holds no layer of attention that is known; take a model that does"
+        )
+    plain = any(isinstance(m, torch.nn.MultiheadAttention) for m in unseen.values())
     raise ValueError(
-        f"{op}: {type(model).__name__} does not use transformers' attention interface (its layers never look up "
-        "ALL_ATTENTION_FUNCTIONS), so its heads cannot be reached"
+        f"{op}: {type(model).__name__} does not use transformers' attention interface: its layers compute attention by "
+        f"themselves ({say_unseen(unseen)}), so their heads cannot be reached"
         + (
             "; it holds torch.nn.MultiheadAttention layers, which headwise.nn.MultiHeadAttention.from_torch reads"
             if plain
-            else ""
+            else "; docs/families.md lists the models that can be watched"
         )
-        + (f"; they compute attention by themselves: {say_unseen(unseen)}" if (unseen := unseen_layers(model)) else "")
-        + "; a model of another class may be one that can be watched (docs/families.md lists which)"
     )
 
 
@@ -289,6 +327,8 @@ def attend(own: Callable[..., Any], name: str | None, module: torch.nn.Module, *
     hearing = [s for s in listening if s.hears_call(module)]
     if hearing:
         return attention_function(module, *args, **kwargs | {"implementation": name, "sessions": hearing})
+    if in_backward() and any(past.heard(module) for past in list(_past)):
+        return attention_function(module, *args, **kwargs | {"implementation": name})
     for session in listening:
         session.heard_elsewhere()
     return own(module, *args, **kwargs)
@@ -361,10 +401,7 @@ def attention_function(
     acting = [session for session in sessions if session.acts or not again]
     located = [(session, session.locate(module)) for session in acting]
     if acting and all(found is None for _, found in located):
-        raise RuntimeError(
-            f"{acting[0].op}: a backward under gradient checkpointing must be in the block its forward was in, for it "
-            "runs the layers again as they are now; move both into the block, or both out of it"
-        )
+        raise RuntimeError(_MOVE_BACKWARD.format(acting[0].op))
     for session, found in located:
         if found is not None:
             place, layer, ordinal, run = found

@@ -54,7 +54,13 @@ def read_mask(given: Any, S: int, is_causal: bool | None, position_bias: torch.T
     floor = torch.finfo(given.dtype).min
     allowed = given > floor
     rest = given.masked_fill(~allowed, 0.0)
-    bias = position_bias if not bool(rest.any()) else rest if position_bias is None else position_bias + rest
+    bias = (
+        position_bias
+        if not (rest.requires_grad or bool(rest.any()))
+        else rest
+        if position_bias is None
+        else position_bias + rest
+    )
     return ReadMask(None, bias, S) if bool(allowed.all()) else _read_allowed(allowed, bias, S)
 
 

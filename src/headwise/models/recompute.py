@@ -88,6 +88,16 @@ class Forwards(Generic[T]):
         return self._blocks[number] if block else self._notes[at]
 
 
+def next_node() -> int:
+    """The number that autograd's next node gets."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def asking_node() -> int:
+    """The number of the node that a backward is at."""
+    return int(torch._C._current_autograd_node()._sequence_nr())
+
+
 def in_backward() -> bool:
     """Whether autograd is running a backward here."""
     return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,57 @@
+"""Some families of every kind, as `models.families` sweeps over all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from models import families
+
+WORKS: dict[str, dict[str, Any]] = {
+    "llama": {"self": 2},
+    "gpt2": {"self": 2},
+    "gemma2": {"self": 2},  # softcap, windows
+    "gpt_oss": {"self": 2},  # sinks
+    "deepseek_v3": {"self": 2},  # latent keys and values
+    "diffllama": {"self": 2},  # two calls a layer
+    "jamba": {"self": 2},  # attention between state-space layers
+    "mixtral": {"self": 2},
+    "bert": {"self": 2},
+    "albert": {"self": 4},  # layers that share their modules
+    "modernbert": {"self": 2},
+    "t5": {"encoder": 2, "decoder": 2, "cross": 2},
+    "bart": {"encoder": 2, "decoder": 2, "cross": 2},
+    "pix2struct": {"encoder": 2, "decoder": 2, "cross": 2},
+    "vit": {"self": 2},
+    "swin": {"self": 4},
+    "clip": {"text_model.encoder.layers": 2, "vision_model.encoder.layers": 2},
+    "wav2vec2": {"self": 2},
+    "whisper": {"encoder": 2, "decoder": 2, "cross": 2},
+}
+PARTLY = {"git": 2, "longt5": 2, "bigbird_pegasus": 2}  # layers that compute attention by themselves
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [*WORKS, *PARTLY])
+def test_watched_a_family_is_what_it_is_unwatched(kind: str) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        model = families.build(kind)
+        found = families.examine(model, families.inputs_of(model))
+    finally:
+        torch.set_num_threads(threads)
+    assert found["unseen"] == PARTLY.get(kind, 0)
+    assert found["parts"] == WORKS.get(kind, found["parts"])
+
+
+@pytest.mark.parametrize("kind", ["bloom", "deberta-v2", "mpnet", "xlnet"])
+def test_families_past_the_interface_are_refused_by_name(kind: str) -> None:
+    found = families.outcome(kind)
+    assert found["ends"] == "refused"
+    assert f"{found['class']} does not use transformers' attention interface: its layers compute" in found["why"]
+
+
+def test_a_model_without_attention_is_refused_by_name() -> None:
+    assert families.outcome("resnet")["why"].startswith("ResNetModel holds no layer of attention that is known")
