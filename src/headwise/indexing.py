@@ -25,9 +25,9 @@ def places(key: Any, shape: tuple[int, ...]) -> list[Any]:
     except (IndexError, ValueError, TypeError) as error:
         kind = next(kind for kind in (IndexError, ValueError, TypeError) if isinstance(error, kind))
         hint = ""
-        if kind is IndexError and len(shape) == 4 and "axis 0" in str(error):
+        if kind is IndexError and len(shape) == 4 and "out of bounds for axis 0" in str(error):
             hint = "; axis 0 is the batch: a head is w[:, head], or heads[layer, head] of what was watched"
-        raise kind(f"Weights: {error}; the weights have shape {shape}{hint}") from None
+        raise kind(f"Weights: {error}{hint}; the weights have shape {shape}") from None
 
 
 def is_basic(key: tuple[Any, ...]) -> bool:
