@@ -95,7 +95,21 @@ def test_scores_so_large_that_lse_alone_would_leave_few_digits(kernels_only):
     # Whole numbers, so that the scores themselves are not rounded.
     torch.manual_seed(2)
     q, k = (torch.randint(-2, 3, x.shape).float().requires_grad_() for x in given()[:2])
-    agree([q, k, *given(torch.float32)[2:]], {"scale": 1.0, "bias": torch.round(FIXED.float()) + 30000.0}, 1e-4)
+    options = {"scale": 1.0, "bias": torch.round(FIXED.float()) + 30000.0, "mask": hw.causal()}
+    agree([q, k, *given(torch.float32)[2:]], options, 1e-4)
+    v, sinks, gate = given(torch.float32, extra=True)[2:]
+    agree([q, k, v, (sinks.detach() + 30000.0).requires_grad_(), gate], options, 1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 16, 17])
+def test_rows_of_weights_sum_to_1_in_gradients_at_large_scores(length, kernels_only):
+    # dv where dout is 1 is the sum of a key's weights: over all keys one a query.
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(1, 2, n, 64) * 30 for n in (length, 300, 300))
+    v.requires_grad_()
+    out, _ = gradients.attention(q, k, v, Options(scale=1.0), Sizes(1, 2, 2, length, 300, 64, 64))
+    (dv,) = torch.autograd.grad(out, v, torch.ones_like(out))
+    np.testing.assert_allclose(dv.sum(2).numpy(), length, rtol=3e-6)
 
 
 def test_strides_as_they_come_and_a_scale_below_0(kernels_only):

@@ -131,7 +131,7 @@ def arithmetic() -> str:
     """What the bits of scores that `forward` and the reads make depend on."""
     from headwise.kernels import llvm
 
-    return f"{llvm.chosen().isa} 1"
+    return f"{llvm.chosen().isa} 2"
 
 
 def _outputs(q: Any, sizes: Sizes, tensors: bool) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from headwise.backends import compiled
+from headwise.backends import compiled, compiled_reads
 from headwise.backends.backward import GATE, LARGE, SINKS, Given, K, Q, V, finite
 from headwise.backends.compiled import Trees
 from headwise.backends.row_sums import RowSums
@@ -50,7 +50,14 @@ def gradients(
     out, lse = results
     dead = lse == -torch.inf  # such a row is 0 whatever it is given
     if sums.values is None and not bool((lse.masked_fill(dead, 0).abs() < LARGE).all()):
-        return None  # exp(s - lse) has as many digits as lse leaves
+        # exp(s - lse) has as many digits as lse leaves. A decoding step's sums would be of no use: it makes scores in
+        # another order than the programs of blocks do.
+        everything = range(sizes.B), range(sizes.H)
+        try:
+            values = compiled_reads.own(q_rows, k_rows, alone, sizes, everything, trees)
+        except TraceError:
+            return None
+        sums = RowSums(torch.from_numpy(values), compiled.arithmetic())
     dout, dlse = compiled.rows(dout.to(work).masked_fill(dead[..., None], 0)), dlse.to(work).masked_fill(dead, 0)
     inner = (dout * out).sum(3)  # [B, H, L]
     found: list[Tensor | None] = [None] * len(given)

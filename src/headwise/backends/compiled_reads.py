@@ -108,15 +108,22 @@ def read(
     return result
 
 
-def own(q: Any, k: Any, options: Options, sizes: Sizes, chosen: tuple[range, range]) -> Array:
+def own(
+    q: Any,
+    k: Any,
+    options: Options,
+    sizes: Sizes,
+    chosen: tuple[range, range],
+    trees: compiled.Trees | None = None,
+) -> Array:
     """The largest score of each row and the sum of exp(s - that) [2, b, h, L], in the kernels' arithmetic; sinks
-    included. It is what `compiled.attention` fills `RowSums` with.
+    included. It is what `compiled.attention` fills `RowSums` with. trees: see there.
 
     Raises TraceError where a function cannot be compiled.
     """
     from headwise.kernels.reads_plan import Pass, Rows, Wanted, nothing
 
-    problem, call, (q, k), alive = _problem(q, k, options, sizes)
+    problem, call, (q, k), alive = _problem(q, k, options, sizes, trees)
     real = np.float64 if problem.dtype == "f64" else np.float32
     sinks = None if options.sinks is None else to_numpy(options.sinks)[chosen[1].start : chosen[1].stop, None]
     begin = nothing((len(chosen[0]), len(chosen[1]), sizes.L), real, sinks)
@@ -162,7 +169,9 @@ def _learns(score_mod: Any) -> bool:
     return learning and any(is_torch(x) and x.requires_grad for x in captures.arrays)
 
 
-def _problem(q: Any, k: Any, options: Options, sizes: Sizes) -> tuple[Any, Any, tuple[Any, Any], Any]:
+def _problem(
+    q: Any, k: Any, options: Options, sizes: Sizes, trees: compiled.Trees | None = None
+) -> tuple[Any, Any, tuple[Any, Any], Any]:
     """The problem in the kernels' terms, what a call passes along, q and k as they are read, what must stay alive."""
     from headwise.kernels.plan import Problem
 
@@ -170,7 +179,7 @@ def _problem(q: Any, k: Any, options: Options, sizes: Sizes) -> tuple[Any, Any, 
     q, k = compiled.rows(q), compiled.rows(k)
     step, strides = (1, (q.stride(), k.stride())) if tensors else (q.itemsize, (q.strides, k.strides))
     problem = Problem(sizes, compiled.kind(q), step, *strides, (), options.scale)
-    problem, call, alive = compiled.with_options(problem, replace(options, head_gate=None, dropout_p=0.0))
+    problem, call, alive = compiled.with_options(problem, replace(options, head_gate=None, dropout_p=0.0), trees)
     return problem, call, (q, k), (alive, q, k)
 
 
