@@ -78,14 +78,17 @@ def attention(
     array([[1.  ],
            [2.34]])
     """
-    if not is_torch(q) and (is_fx_value(q) or is_fx_value(k)):
+    quick = _as_they_are(q, k, v)
+    if not quick and (is_fx_value(q) or is_fx_value(k)):
         said = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks, "head_gate": head_gate}
         said |= {"score_mod": score_mod, "dropout_p": dropout_p, "weights": weights, "return_lse": return_lse}
         return fx_node(attention, (q, k, v), said | {"backend": backend})
-    q, k, v = _same_kind(q, k, v)
+    if not quick:
+        q, k, v = _same_kind(q, k, v)
     sizes = shapes.check_sizes(q, k, v)
-    shapes.check_dtypes(q, k, v, numpy=isinstance(q, np.ndarray))
-    q, k, v = _promoted(q, k, v)
+    if not quick:
+        shapes.check_dtypes(q, k, v, numpy=isinstance(q, np.ndarray))
+        q, k, v = _promoted(q, k, v)
     if sizes.D == 0:  # every score is an empty sum: 0, as that of one zero is
         q, k, sizes = _one_wide(q), _one_wide(k), sizes._replace(D=1)
     options = _options(q, sizes, mask, bias, scale, softcap, sinks, head_gate, score_mod, dropout_p)
@@ -213,6 +216,24 @@ def _check_projections(x: Any, w_q: Any, w_k: Any, w_v: Any, w_o: Any, context: 
     raise ValueError(
         f"{op}: w_o must have shape [H * Dv, Eo] or [H, Dv, Eo] with H={H} (w_q), Dv={Dv} (w_v); got {tuple(w_o.shape)}"
     )
+
+
+_FLOATS = {np.dtype(x) for x in (np.float16, np.float32, np.float64)}  # in this machine's byte order
+
+
+def _as_they_are(q: Any, k: Any, v: Any) -> bool:
+    """Whether there is nothing to find out about kinds and dtypes: the ordinary case, told quickly."""
+    kind = type(q)
+    if type(k) is not kind or type(v) is not kind:
+        return False
+    if kind is np.ndarray:
+        return q.dtype in _FLOATS and k.dtype is q.dtype and v.dtype is q.dtype
+    torch = sys.modules.get("torch")
+    if torch is None or kind is not torch.Tensor or not q.is_cpu or q.dtype.itemsize < 2:
+        return False
+    if k.dtype is not q.dtype or v.dtype is not q.dtype or not q.dtype.is_floating_point:
+        return False
+    return all(x.layout is torch.strided and x.is_cpu and not (x.is_nested or x.is_quantized) for x in (q, k, v))
 
 
 def _same_kind(*arrays: Any, names: tuple[str, ...] = ("q", "k", "v"), op: str = "attention") -> tuple[Any, ...]:

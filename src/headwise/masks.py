@@ -709,8 +709,8 @@ def _booleans(op: str, name: str, array: Any) -> Any:
 
 
 def _check_per_batch(name: str, x: Any, sizes: Sizes, op: str) -> None:
-    shape = tuple(x.shape) if is_array(x) else ()
-    if not is_one_of(shape, (), (1,), (sizes.B,)):
+    if is_array(x) and not is_one_of(x.shape, (), (1,), (sizes.B,)):
+        shape = tuple(x.shape)
         raise ValueError(f"{op}: {name} must be an int or integers [B] with B={sizes.B} (from q); got shape {shape}")
 
 

@@ -6,6 +6,7 @@ them (`backends/ops.py`), or torch's own operations must do. torch is looked up,
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -82,8 +83,13 @@ def _rewritten() -> bool:
     return (
         C._functorch.maybe_current_level() is not None
         or C._get_tracing_state() is not None
-        or C._dispatch_tls_is_dispatch_key_included(C.DispatchKey.PreDispatch)  # torch.export's way of make_fx
+        or C._dispatch_tls_is_dispatch_key_included(_before_dispatch())  # torch.export's way of make_fx
     )
+
+
+@functools.cache
+def _before_dispatch() -> Any:
+    return sys.modules["torch"]._C.DispatchKey.PreDispatch
 
 
 def holds_values(x: Any) -> bool:
