@@ -168,6 +168,17 @@ def test_what_is_copied_on_writing_is_not_copied() -> None:
     torch.testing.assert_close(out, hw.attention(Q[1:], Q[1:], Q[1:], bias=torch.ones(5, 5)), rtol=0, atol=0)
 
 
+def test_what_is_copied_on_writing_is_not_copied_backwards_either() -> None:
+    given = [torch._lazy_clone(Q).requires_grad_() for _ in range(3)]
+    out = hw.attention(*given)
+    upstream = torch._lazy_clone(torch.cos(out.detach()))
+    found = torch.autograd.grad(out, given, upstream)
+    assert all(map(torch._C._is_cow_tensor, (*given, upstream)))
+    plain = [Q.clone().requires_grad_() for _ in range(3)]
+    right = torch.autograd.grad(hw.attention(*plain), plain, torch.cos(out.detach()))
+    torch.testing.assert_close(found, right, rtol=0, atol=0)
+
+
 def test_byte_order() -> None:
     x = Q.numpy()
     right = hw.attention(x, x, x, bias=np.eye(5, dtype=np.float32), sinks=np.ones(2))

@@ -333,7 +333,7 @@ def _options(
         # Outside 1e-30 .. 1e30 c and s / c leave fp32's range: all scores are 0 then, or as they were.
         softcap = max(softcap, 1e-30) if softcap < 1e30 else None
     return Options(
-        scale=sizes.D**-0.5 if scale is None else shapes.check_number("scale", scale),
+        scale=_usual_scale(sizes) if scale is None else shapes.check_number("scale", scale),
         mask=rule,
         softcap=softcap,
         score_mod=score_mod,
@@ -369,6 +369,11 @@ def _numbers(name: str, x: Any, q: Any) -> Any:
     if is_torch(x) and x.device != q.device:
         raise TypeError(f"attention: {name} must be on q's device {q.device}; got {x.device}")
     return x
+
+
+def _usual_scale(sizes: Sizes) -> Any:
+    # A size is a tensor under torch.jit.trace, whose powers are rounded to fp32.
+    return (int(sizes.D) if is_torch(sizes.D) else sizes.D) ** -0.5
 
 
 def _seed(q: Any) -> Any:

@@ -76,6 +76,16 @@ def test_a_graph_computes_from_other_inputs(tracer: str, call: str) -> None:
         torch.testing.assert_close(graph(*other), f(*other), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_the_scale_in_a_graph_of_fp64_is_not_rounded_to_fp32(backend: str) -> None:
+    q = torch.randn(1, 2, 5, 7, dtype=torch.float64)
+
+    def f(q: Tensor) -> Tensor:
+        return hw.attention(q, q, q, backend=backend)
+
+    torch.testing.assert_close(torch.jit.trace(Call(f), q)(q), f(q), rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("call", ["plain", "lengths", "score_mod"])
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_a_graph_of_gradients(mode: str, call: str) -> None:

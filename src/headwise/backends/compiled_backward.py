@@ -117,7 +117,7 @@ def _run(
     else:
         values = sums.values
     one = BackwardPass(problem, call, dout.stride(), values.numpy(), share.numpy())
-    found = one.run(*(x.data_ptr() for x in (q, k, v, dout)))
+    found = one.run(*map(compiled.read_address, (q, k, v, dout)))
     del alive
     return found
 
