@@ -130,3 +130,22 @@ def test_the_same_bits_however_a_cache_is_filled(dtype):
 
 def bits(x):
     return np.ascontiguousarray(x).view(f"u{x.itemsize}")
+
+
+@pytest.mark.parametrize("L", [9, 129])
+def test_scores_of_one_width_are_exponents_without_another_rounding(L):
+    """Beside a softmax in NumPy's operations: a product alone is rounded once, so that every other rounding shows."""
+    squares = np.zeros(2)
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        q, k, v = (rng.standard_normal((1, 2, n, 1)) for n in (L, 127, 127))
+        exact, plain = (softmax(*(x.astype(t) for x in (q, k, v))) for t in (np.longdouble, np.float64))
+        out, _ = compute((q, k, v))
+        squares += [float(((x - exact) ** 2).mean()) for x in (out, plain)]
+    assert squares[0] < 1.45**2 * squares[1]
+
+
+def softmax(q, k, v):
+    s = q @ k.swapaxes(2, 3)
+    p = np.exp(s - s.max(3, keepdims=True))
+    return p @ v / p.sum(3, keepdims=True)

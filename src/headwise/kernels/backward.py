@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, span
-from headwise.kernels.forward import rows_in_registers, weight_power
-from headwise.kernels.tile import PRECISE, Block, Geometry, Machine, Pointer, Program, Value
+from headwise.kernels.forward import rows_in_registers
+from headwise.kernels.power import CUT, difference, narrow, power
+from headwise.kernels.tile import Block, Geometry, Machine, Pointer, Program, Value
 
 KB = 120  # keys in a block: whole tiles of 4, 6 or 8
 STRETCH = 16 * KB  # keys whose part of dQ is put together before it is added to the others'
@@ -108,6 +109,7 @@ class _Program:
         self.P, self.dS, self.tiles = at["P"], at["dS"], at["tiles"]
         self.rows_at_once = rows_in_registers(m.registers, s.width)
         self.columns = 4 if m.registers == 32 else 3  # vectors of widths whose sums stay in registers
+        self.narrow = narrow(s.D)
         self.zero, self.unit, self.scale = m.splat(0.0), m.splat(m.args["unit"]), m.splat(m.args["scale"])
         self.adjuster = Adjuster(m, s.rules.operands, "i", m.args["queries"])
 
@@ -223,9 +225,7 @@ class _Program:
         """A few rows' products with all queries; past the end the last row again."""
         m = self.m
         places = [keys + m.min(nk - 1, j + r) * stride for r in range(self.rows_at_once)]
-        return m.products(
-            (len(places), self.nv), lambda r, d: places[r] + d, lambda d: columns + d * self.QB, width
-        )
+        return m.products((len(places), self.nv), lambda r, d: places[r] + d, lambda d: columns + d * self.QB, width)
 
     def weights(self, block: Place, v: Pointer, nk: Value, row: Value) -> None:
         """P := exp(s - M) / W, dS = P * (dP + share); what dropout takes away is missing in P afterwards and in dP."""
@@ -237,7 +237,7 @@ class _Program:
                 top, shrink, share = (m.load(self.A[x] + (row + u * n)) for x in ("M", "W", "share"))
                 for r in range(self.rows_at_once):
                     at = (j + r) * self.QB + u * n
-                    p = m.exp2(weight_power(m, m.load(self.P + at), top, self.unit), PRECISE[m.real]) * shrink
+                    p = power(m, self.narrow, difference(m, m.load(self.P + at), top, self.unit)) * shrink
                     dp = found[r][u]
                     thinned = p
                     if lots is not None:
@@ -276,10 +276,18 @@ class _Program:
     def to_queries(self, k: Pointer, nk: Value) -> None:
         """dQ[d, :] += sum_j K[j, d] dS[j, :]."""
         m, QB = self.m, self.QB
+        cut = CUT if self.narrow else KB
         for d, rows in m.pieces(self.s.D, self.rows_at_once):
-            acc = m.variables([[self.zero] * self.nv for _ in range(rows)])
-            m.matmul(acc, lambda r, j, d=d: k + (j * self.A["k_l"] + d + r), lambda j: self.dS + j * QB, 0, nk)  # type: ignore[misc]
-            self.add(m.values(acc), self.dQt + d * QB, QB)
+            for lo in m.range(0, nk, cut):
+                acc = m.variables([[self.zero] * self.nv for _ in range(rows)])
+                m.matmul(
+                    acc,
+                    lambda r, j, d=d: k + (j * self.A["k_l"] + d + r),  # type: ignore[misc]
+                    lambda j: self.dS + j * QB,
+                    lo,
+                    m.min(lo + cut, nk),
+                )
+                self.add(m.values(acc), self.dQt + d * QB, QB)
 
     def add(self, block: Block, to: Pointer, stride: Value) -> None:
         """to += block."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, span
 from headwise.kernels.forward import KB
+from headwise.kernels.power import narrow, power
 from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
 
 AHEAD = 10240  # bytes between what is computed and what is asked of memory
@@ -131,6 +132,7 @@ class _Program:
         self.nodes = self.S + A["stretch"] * (KB + n)  # [levels, rows, v_width + 2]
         self.zero, self.hidden = m.splat(0.0), -m.splat(float("inf"))
         self.unit = m.splat(A["unit"])
+        self.narrow = narrow(s.D)
         self.degree = 4 if s.dtype in ("bf16", "f16") else PRECISE[m.real]
         self.adjuster = Adjuster(m, s.rules.operands, "j", A["keys"], s.dtype in ("bf16", "f16"))
 
@@ -190,7 +192,7 @@ class _Program:
     def join_last(self, held: Value, out: Pointer) -> None:
         left, right = self.node(held.v - 2, out), self.node(held.v - 1, out)
         for r in self.m.range(0, self.rows):
-            join(self.m, self.row(left, r), self.row(right, r), self.v_width, self.unit)
+            join(self.m, self.row(left, r), self.row(right, r), self.v_width, self.narrow, self.unit)
         held.v = held.v - 1
 
     def nothing(self, out: Pointer) -> None:
@@ -347,7 +349,7 @@ class _Program:
             lots = [self.dropout_row(r) if s.dropout else None for r in rows]
             for j in m.range(0, nk, n):
                 for r, row, top, total, lot in zip(rows, scores, best, totals, lots, strict=True):
-                    p = m.exp2((m.load(row + j) - top) * self.unit, self.degree)
+                    p = power(m, self.narrow, (m.load(row + j) - top) * self.unit, self.degree)
                     total.v = total.v + p
                     if lot is not None:
                         p = m.select(m.keep(lot, m.splat(j0 + j) + m.lane(), m.splat(A["threshold"])), p, self.zero)
@@ -509,11 +511,11 @@ def tree(chain: Callable[[int], Block], count: int) -> Block:
     return waiting[0]
 
 
-def join(m: Machine, left: Pointer, right: Pointer, width: int, unit: Value) -> None:
+def join(m: Machine, left: Pointer, right: Pointer, width: int, few_widths: bool, unit: Value) -> None:
     """left := what a row of two nodes amounts to: O [width], M, W. One that has seen no key adds exactly nothing."""
     a, b = (m.splat(m.get(x + width)) for x in (left, right))
     top = m.max(a, b)
-    a, b = (m.exp2((x - top) * unit, PRECISE[m.real]) for x in (a, b))
+    a, b = (power(m, few_widths, (x - top) * unit) for x in (a, b))
     for d in m.range(0, width, m.lanes):
         m.store(m.fma(m.load(left + d), a, m.load(right + d) * b), left + d)
     weight = m.fma(m.splat(m.get(left + width + 1)), a, m.splat(m.get(right + width + 1)) * b)
@@ -529,6 +531,7 @@ class Combine(Program):
     Dv: int
     sinks: str = ""
     gate: str = ""
+    narrow: bool = False  # see `power`
 
     name = "combine"
 
@@ -568,15 +571,15 @@ class Combine(Program):
                 for _ in m.range(0, A["joins"]):  # neighbours, then neighbours of these
                     for pair in m.range(0, left.v // 2):
                         at = node + pair * 2 * size.v
-                        join(m, at, at + size.v, width, unit)
+                        join(m, at, at + size.v, width, self.narrow, unit)
                     left.v, size.v = (left.v + 1) // 2, size.v * 2
                 top, weight = (m.splat(m.get(node + (width + x))) for x in (0, 1))
                 shrunk = factor
                 if self.sinks:
                     own, sink = top, m.splat(m.number(m.get(A["sinks"] + h)))
                     top = m.max(sink, own)
-                    shrink = m.exp2((own - top) * unit, PRECISE[m.real])
-                    weight = m.fma(weight, shrink, m.exp2((sink - top) * unit, PRECISE[m.real]))
+                    shrink = power(m, self.narrow, (own - top) * unit)
+                    weight = m.fma(weight, shrink, power(m, self.narrow, (sink - top) * unit))
                     shrunk = factor * shrink
                 shrunk = m.select(weight == zero, zero, shrunk / weight)
                 out = A["out"] + (b * A["o_b"] + h * A["o_h"] + i * A["o_l"])

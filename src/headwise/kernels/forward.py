@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, begins_with_cap, span
-from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
+from headwise.kernels.power import CUT, narrow, power
+from headwise.kernels.tile import KINDS, LOWEST, Block, Geometry, Machine, Pointer, Program, Value
 
 KB = 128  # keys in a block
 STRETCH = 1536  # keys whose sums are put together before they are added to those of earlier keys
@@ -150,10 +151,10 @@ class _Program:
         self.K, self.V = ws + self.layout.at["K"], ws + self.layout.at["V"]
         self.zero, self.lowest = m.splat(0.0), m.splat(LOWEST[m.real])
         self.unit, self.scale = m.splat(self.A["unit"]), m.splat(self.A["scale"])
+        self.narrow = narrow(s.D)
         self.adjuster = Adjuster(m, s.rules.operands, "i", self.A["queries"], s.dtype in ("bf16", "f16"))
         if s.natural and self.adjuster.rough and begins_with_cap(self.change):
             self.adjuster.unscaled = self.A["scale"]
-        self.degree = PRECISE[m.real]  # also of narrow numbers: the weights that are read are as exact as their sum
 
     def run(self) -> None:
         m, A = self.m, self.A
@@ -275,7 +276,7 @@ class _Program:
         M, W, O = (at["before"] + x * QB for x in range(3))
         for v in m.range(0, self.nv):
             top = m.load(at["M"] + v * n)
-            m.store(m.exp2((m.load(M + v * n) - top) * self.unit, PRECISE[m.real]), self.alpha + v * n)
+            m.store(power(m, self.narrow, (m.load(M + v * n) - top) * self.unit), self.alpha + v * n)
             m.store(top, M + v * n)
         (alpha,) = m.load_block(self.alpha, QB, 1, self.nv)
         for before, now, rows in ((W, at["W"], 1), (O, at["O"], self.s.Dv)):
@@ -332,7 +333,7 @@ class _Program:
         self.adjuster.block(self.s.rules, place, nk, part, Scores(self.S, self.QB, tiles, KB, at["M"]), whole)
         self.softmax(place, nk, at)
         if not self.visible:
-            self.weigh(v, v_stride, nk, at)
+            self.weigh(v, v_stride, place.j, nk, at)
             return
         # A hidden NaN or inf times a weight of 0 would be NaN: such values are set to 0 and added afterwards where
         # they are seen.
@@ -344,7 +345,7 @@ class _Program:
         for _ in m.when(bad.v == 1):
             self.copy_finite(own, nk)
             source.v, stride.v = self.V, m.scalar(self.layout.v_stride)
-        self.weigh(source.v, stride.v, nk, at)
+        self.weigh(source.v, stride.v, place.j, nk, at)
         for _ in m.when(bad.v == 1):
             self.add_not_finite(own, nk, at)
             if self.packed:
@@ -437,14 +438,14 @@ class _Program:
             m.store_block([hidden] * (UNROLL - 1), self.S + nk * QB, QB)
         for v in m.range(0, self.nv):
             top = m.load(at["M"] + v * n)
-            alpha = m.exp2((m.load(self.alpha + v * n) - top) * self.unit, PRECISE[m.real])
+            alpha = power(m, self.narrow, (m.load(self.alpha + v * n) - top) * self.unit)
             m.store(alpha, self.alpha + v * n)
             sums = [m.var(self.zero), m.var(self.zero)]  # of this block alone: a long row's running sum loses digits
             row = self.dropout_row(block, v * n) if self.s.dropout else None
             for j in m.range(0, nk, UNROLL):
                 for r in range(0, UNROLL, 2):
                     here = self.S + ((j + r) * QB + v * n)
-                    p = [m.exp2((m.load(here + x * QB) - top) * self.unit, self.degree) for x in (0, 1)]
+                    p = [power(m, self.narrow, (m.load(here + x * QB) - top) * self.unit) for x in (0, 1)]
                     for x, y in zip(sums, p, strict=True):
                         x.v = x.v + y
                     if row is not None:
@@ -466,13 +467,27 @@ class _Program:
             m.splat((block.b * A["heads"] + block.h) * A["queries"] + block.i + i) + m.lane(), A["seed"]
         )
 
-    def weigh(self, v: Pointer, v_stride: Value, nk: Value, at: dict[str, Pointer]) -> None:
-        """O[d, :] = alpha O[d, :] + sum_j V[j, d] P[j, :]."""
+    def weigh(self, v: Pointer, v_stride: Value, first: Value, nk: Value, at: dict[str, Pointer]) -> None:
+        """O[d, :] = alpha O[d, :] + sum_j V[j, d] P[j, :]; first: the first key's number."""
         m, QB = self.m, self.QB
         steps = (nk + (self.each - 1)) // self.each
+        skipped = first % CUT // self.each
         for d, rows in m.pieces(self.s.Dv, self.rows_at_once):
             acc = m.variables([[self.zero] * self.nv for _ in range(rows)])
-            m.matmul(acc, lambda r, j, d=d: v + (j * v_stride + d + r), lambda j: self.S + j * QB, 0, steps)  # type: ignore[misc]
+
+            def add(acc: Block, lo: Value, hi: Value, d: Value = d) -> None:
+                m.matmul(acc, lambda w, j: v + (j * v_stride + d + w), lambda j: self.S + j * QB, lo, hi)
+
+            if narrow(self.s.Dv):
+                for cut in m.range(0, steps + skipped, CUT // self.each):
+                    sums = m.variables([[self.zero] * self.nv for _ in range(rows)])
+                    lo = cut - skipped
+                    add(sums, m.max(lo, 0), m.min(lo + CUT // self.each, steps))
+                    for total, row in zip(acc, m.values(sums), strict=True):
+                        for x, y in zip(total, row, strict=True):
+                            x.v = x.v + y
+            else:
+                add(acc, m.scalar(0), steps)
             (alpha,) = m.load_block(self.alpha, QB, 1, self.nv)
             for r, row in enumerate(m.values(acc)):
                 for u, x in enumerate(row):
@@ -559,11 +574,3 @@ class _Program:
         m.store(x, self.line)
         for lane in m.range(0, m.min(self.n, count)):
             m.put(m.get(self.line + lane), out + lane)
-
-
-def weight_power(m: Machine, score: Value, most: Value, unit: Value) -> Value:
-    """The power of 2 that exp(score - most) is: 0 at most, also in lanes past the last query, and where q or k was
-    changed since the largest score was found.
-    """
-    x, zero = (score - most) * unit, m.splat(0.0)
-    return m.select(x > zero, zero, x)

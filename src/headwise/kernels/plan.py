@@ -19,6 +19,7 @@ from headwise.kernels import jit, llvm, masking, threads
 from headwise.kernels.adjust import NO_RULES, Rules, nodes
 from headwise.kernels.decode import STRETCH, TILE, Combine, decode, node_size
 from headwise.kernels.forward import KB, Forward, block_width
+from headwise.kernels.power import narrow, unit
 from headwise.kernels.thread_count import get_num_threads
 from headwise.kernels.tile import KINDS, LOG2E, Geometry
 from headwise.kernels.trace import SCORE
@@ -190,7 +191,7 @@ class Common:
             "lse_b": H * L,
             "lse_h": L,
             "scale": scale,
-            "unit": LOG2E if natural else scale * LOG2E,
+            "unit": unit(sizes.D, 1.0 if natural else scale),
             "natural": 1.0 if natural else scale,
             "factor": 1.0,
         }
@@ -275,7 +276,7 @@ def decoding(c: Common) -> list[list[Launch]]:
     c.values["piece"] = node_size(rows, sizes.Dv, c.geometry.lanes(c.real))
     split = c.launch(spec, units * chunks, spec.scratch(c.geometry, stretch, levels))
     split.size = sizes.L
-    combine = Combine(p.dtype, sizes.Dv, p.sinks, p.gate)
+    combine = Combine(p.dtype, sizes.Dv, p.sinks, p.gate, narrow(sizes.D))
     return [[split], [c.launch(combine, sizes.B * sizes.H, combine.scratch(c.geometry))]]
 
 

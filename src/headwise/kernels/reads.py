@@ -14,8 +14,9 @@ from typing import Any
 
 from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, span
 from headwise.kernels.forward import KB, rows_in_registers
+from headwise.kernels.power import log2_weight, narrow, power
 from headwise.kernels.reads_sums import Summing, Task
-from headwise.kernels.tile import KINDS, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
+from headwise.kernels.tile import KINDS, Block, Geometry, Machine, Pointer, Program, Value
 
 LEAST = {"f32": -150.0, "f64": -1100.0}  # a weight's logarithm to base 2 below which it is 0
 
@@ -127,6 +128,7 @@ class Scoring:
         ws = self.A["scratch"]
         self.S, self.K = ws + self.layout.at["S"], ws + self.layout.at["K"]
         self.zero, self.hidden = m.splat(0.0), -m.splat(float("inf"))
+        self.narrow = narrow(s.D)
         self.scale, self.unit = m.splat(self.A["scale"]), m.splat(self.A["unit"])
         self.adjuster = Adjuster(m, s.rules.operands, "i", self.A["queries"])
 
@@ -300,8 +302,8 @@ class _Program(Scoring, Summing):
             for j in m.range(0, nk, 2):
                 for r, x in enumerate(sums):
                     s = m.load(self.S + ((j + r) * self.QB + v * n))
-                    x.v = x.v + m.exp2((s - top.v) * self.unit, PRECISE[m.real])
-            shrink = m.exp2((before - top.v) * self.unit, PRECISE[m.real])
+                    x.v = x.v + power(m, self.narrow, (s - top.v) * self.unit)
+            shrink = power(m, self.narrow, (before - top.v) * self.unit)
             m.store(m.load(W) * shrink + (sums[0].v + sums[1].v), W)
             m.store(top.v, M)
 
@@ -323,13 +325,14 @@ class _Program(Scoring, Summing):
                     here = self.S + ((j + r) * QB + v * n)
                     score = m.load(here)
                     x = (score - most) * self.unit
-                    p = m.exp2(x, PRECISE[m.real]) * shrink
+                    p = power(m, self.narrow, x) * shrink
                     if s.unknown:
                         p = m.select(score == self.hidden, self.zero, p)
                     if "seen" in kept:
                         kept["seen"].v = m.select(score != self.hidden, m.splat(1.0), kept["seen"].v)
                     if "mean" in kept:
-                        kept["mean"].v = m.fma(p, m.select(least > x, least, x), kept["mean"].v)
+                        log = log2_weight(m, self.narrow, x)
+                        kept["mean"].v = m.fma(p, m.select(least > log, least, log), kept["mean"].v)
                         kept["total"].v = kept["total"].v + p
                     if norms is not None:  # what is masked has no norm, be it NaN
                         norm = m.broadcast(norms + m.min(nk - 1, j + r))

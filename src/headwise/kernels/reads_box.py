@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores
-from headwise.kernels.forward import KB, weight_power
+from headwise.kernels.forward import KB
+from headwise.kernels.power import difference, narrow, power
 from headwise.kernels.reads import Layout, Scoring, up
-from headwise.kernels.tile import KINDS, PRECISE, Geometry, Machine, Pointer, Program, Value
+from headwise.kernels.tile import KINDS, Geometry, Machine, Pointer, Program, Value
 
 FEW = 4  # rows that have no block of queries of their own: keys run along the lanes
 AHEAD = 8192  # bytes between the keys that are multiplied and those that memory is asked for
@@ -112,7 +113,7 @@ class _Program(Scoring):
 
         def weight(score: Value, v: Value) -> Value:
             M, shrink = (m.load(self.A[x] + (at + v * n)) for x in "MW")
-            p = m.exp2(weight_power(m, score, M, self.unit), PRECISE[m.real]) * shrink
+            p = power(m, self.narrow, difference(m, score, M, self.unit)) * shrink
             return m.select(score == self.hidden, self.zero, p)
 
         self.each_vector(nk, weight)
@@ -153,6 +154,7 @@ class _Few:
         self.K = self.Q + s.few * self.width  # [width, step]
         self.line = self.K + self.width * self.step
         self.zero, self.hidden = m.splat(0.0), -m.splat(float("inf"))
+        self.narrow = narrow(s.D)
         self.scale, self.unit = m.splat(self.A["scale"]), m.splat(self.A["unit"])
         self.adjuster = Adjuster(m, s.rules.operands, "j", self.A["keys"])
 
@@ -215,7 +217,7 @@ class _Few:
             x = m.select(self.adjuster.vector(rules.visible, place), x, self.hidden)
         if not sums:
             return x if self.s.natural else x * self.scale
-        p = m.exp2(weight_power(m, x, sums[0], self.unit), PRECISE[m.real]) * sums[1]
+        p = power(m, self.narrow, difference(m, x, sums[0], self.unit)) * sums[1]
         return m.select(x == self.hidden, self.zero, p)
 
     def put(self, x: Value, out: Pointer, count: Value) -> None:

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headwise.kernels import jit, llvm, masking, threads
+from headwise.kernels import jit, llvm, masking, power, threads
 from headwise.kernels.forward import KB, block_width
 from headwise.kernels.plan import A_WHILE, ALONE, PIECES, Call, Problem, _elements, _fill, _scratch, scaled_at_once
 from headwise.kernels.reads import Reads, up
 from headwise.kernels.reads_box import FEW, Box
 from headwise.kernels.thread_count import get_num_threads
-from headwise.kernels.tile import KINDS, LOG2E, LOWEST, Geometry
+from headwise.kernels.tile import KINDS, LOWEST, Geometry
 
 TOGETHER = 4  # blocks of queries that share a block of keys
 NUMBERS = 1 << 17  # of scratch memory, beyond which they are taken one by one
@@ -333,8 +333,8 @@ class BoxPass:
 
 
 def unit(problem: Problem) -> float:
-    """What a difference of scores is multiplied by to be a power of 2."""
-    return LOG2E if scaled_at_once(problem) else problem.scale * LOG2E
+    """What a difference of scores is multiplied by before it is the power of a weight."""
+    return power.unit(problem.sizes.D, 1.0 if scaled_at_once(problem) else problem.scale)
 
 
 def shrunk(sums: np.ndarray) -> np.ndarray:
