@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import masking_utils as hf
 
-from headwise.models.carrier import MaskCarrier, Plan, plan_of
+from headwise.models.carrier import MaskCarrier, Plan, is_left_out, plan_of
 from headwise.models.reading import plan_in, read_mask, tag
 
 B, L, S = 2, 5, 11
@@ -213,3 +213,22 @@ def test_signatures_tell_rules_apart() -> None:
     one, same, other = (plan(hf.sliding_window_causal_mask_function(n)).signature for n in (3, 3, 4))
     assert one == same != other
     assert plan(unknown).signature is None
+
+
+def test_a_mask_left_out_is_what_the_layer_says() -> None:
+    causal = plan_of(2, 5, 5, left_out=True)
+    assert causal.under(True) is causal and causal.under(None) is causal
+    assert causal.under(False).mask is None
+    assert plan_of(2, 5, 5).under(False).causal
+    assert plan_of(2, 1, 5, left_out=True).under(False).causal
+    both = plan_of(2, 5, 5, mask_function=hf.bidirectional_mask_function, left_out=True)
+    assert both.under(True).causal and both.under(False) is both
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_whether_a_mask_is_left_out(real: bool) -> None:
+    padding = torch.ones(2, 5, dtype=torch.bool)
+    padding[0, 0] = real
+    given = {"batch_size": 2, "q_length": 5, "kv_length": 5, "attention_mask": padding, "device": "cpu"}
+    assert is_left_out(hf.sdpa_mask, given) == real
+    assert not is_left_out(hf.sdpa_mask, given | {"allow_is_causal_skip": False})

@@ -182,6 +182,8 @@ def _continuation(old: Call, new: Call) -> list[int] | None:
     )
     if not alike or (not old.cross and not old.at <= new.at <= old.end <= new.end):
         return None
+    if not old.cross and _sees_gone_keys(old, new):
+        return None
     return _beam_order(*_overlap(old, new))
 
 
@@ -192,6 +194,14 @@ def _same_rule(old: Call, new: Call) -> bool:
     if not old.cross and not (old.plan.causal and new.plan.causal):
         return False
     return old.plan.signature is not None and old.plan.signature == new.plan.signature
+
+
+def _sees_gone_keys(old: Call, new: Call) -> bool:
+    """Whether the mask would show the new queries keys that the cache has let go of: Moshi's cache has a window, its
+    mask has none.
+    """
+    gone = new.at - old.at
+    return gone > 0 and new.plan is not None and bool(new.plan.place(new.start, old.at, 1, gone).dense().any())
 
 
 def same_options(old: Options, new: Options) -> bool:

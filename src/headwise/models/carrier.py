@@ -29,6 +29,7 @@ class Plan:
 
     function: (b, h, position of the query, position of the key) -> bool; padding: bool [B, K], True = real, by absolute
     key position; keys beyond it are not real. vmap: the function may only be called on scalars under torch.vmap.
+    left_out: the model's own function makes no mask of it, but leaves it to what each layer says of itself.
     """
 
     function: Callable[..., Any]
@@ -41,6 +42,7 @@ class Plan:
     device: torch.device
     vmap: bool
     dtype: torch.dtype = torch.bool  # of the model's own mask: booleans, or floats to add to scores
+    left_out: bool = False
 
     @cached_property
     def mask(self) -> Mask | None:
@@ -78,6 +80,14 @@ class Plan:
     def crop(self, S: int) -> Plan:
         """The first S keys."""
         return self if S == self.S else replace(self, S=S)
+
+    def under(self, causal: bool | None) -> Plan:
+        """What a layer makes of it: where it is left out, the layer's own word counts (PaliGemma's says not causal)."""
+        if not self.left_out or self.L == 1 or causal in (None, self.causal):
+            return self
+        if causal:  # as sdpa has it, query i stands at key i
+            return replace(self, function=masking_utils.causal_mask_function, q_offset=self.kv_offset)
+        return replace(self, function=masking_utils.bidirectional_mask_function)
 
     def dense(self) -> torch.Tensor:
         """The model's own mask [B, 1, L, S], made by transformers itself: booleans, or floats where it adds them."""
@@ -201,6 +211,7 @@ def plan_of(
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     own: torch.dtype = torch.bool,
+    left_out: bool = False,
     **_: Any,
 ) -> Plan:
     """What transformers' arguments of a mask function say; own: the dtype of the model's own mask."""
@@ -217,7 +228,24 @@ def plan_of(
         device=torch.device(device),
         vmap=use_vmap,
         dtype=own,
+        left_out=left_out,
     )
+
+
+def is_left_out(make: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a model's own `make` returns None for these arguments: then it does not ask its mask function."""
+    try:
+        return make(**kwargs | {"mask_function": _asked}) is None
+    except _Asked:
+        return False
+
+
+class _Asked(Exception):
+    """The mask function was asked, so there is a mask."""
+
+
+def _asked(*_: Any) -> Any:
+    raise _Asked
 
 
 def _parts(function: Callable[..., Any]) -> tuple[str, dict[str, Any]]:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 
 from headwise.functional import attention
-from headwise.models.carrier import MaskCarrier, Plan, plan_of
+from headwise.models.carrier import MaskCarrier, Plan, is_left_out, plan_of
 from headwise.models.here import Home
 from headwise.models.lookup import PLAIN, Borrowed, borrow, give_back, listen, stop_listening
 from headwise.models.places import Place, find_places, looks_up_by_name
@@ -343,7 +343,10 @@ def make_mask(own: Callable[..., Any], name: str | None, *args: Any, **kwargs: A
     made = kwargs.get("attention_mask")
     if not here or name not in PLAIN or args or (made is not None and made.ndim != 2):
         return own(*args, **kwargs)
-    plan = plan_of(**kwargs, own=torch.bool if name == "sdpa" else kwargs.get("dtype", torch.float32))
+    if name == "sdpa":
+        plan = plan_of(**kwargs, left_out=is_left_out(own, kwargs))
+    else:
+        plan = plan_of(**kwargs, own=kwargs.get("dtype", torch.float32))
     if not any(inside(s.unseen, s.running[-1] if s.running else "") for s in here):
         return MaskCarrier(plan)  # never None, which leaves open where the queries stand (StaticCache: L < S)
     mask = own(**kwargs)

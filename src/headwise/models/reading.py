@@ -34,7 +34,7 @@ def read_mask(given: Any, S: int, is_causal: bool | None, position_bias: torch.T
     """
     plan = plan_in(given)
     if plan is not None:
-        return _read_plan(plan, S, position_bias)
+        return _read_plan(plan.under(is_causal), S, position_bias)
     if isinstance(given, MaskCarrier):  # the model wrote into it
         given = given.dense()
     if given is None:
