@@ -101,7 +101,7 @@ def test_scores_so_large_that_lse_alone_would_leave_few_digits(kernels_only):
     agree([q, k, v, (sinks.detach() + 30000.0).requires_grad_(), gate], options, 1e-4)
 
 
-@pytest.mark.parametrize("length", [1, 16, 17])
+@pytest.mark.parametrize("length", [1, 12, 13])
 def test_rows_of_weights_sum_to_1_in_gradients_at_large_scores(length, kernels_only):
     # dv where dout is 1 is the sum of a key's weights: over all keys one a query.
     torch.manual_seed(3)

@@ -50,10 +50,13 @@ def test_bits_depend_on_the_sequence_alone(dtype, window):
             assert torch.equal(same_lse, lse[0, 0])
 
 
-@pytest.mark.parametrize("make", [KVCache, lambda: KVCache.static(400), lambda: KVCache.paged(16)])
-def test_bits_do_not_depend_on_the_steps_of_a_cache(make):
+@pytest.mark.parametrize(
+    ("make", "D", "few"),
+    [(KVCache, 64, 12), (KVCache, 72, 16), (lambda: KVCache.static(400), 64, 12), (lambda: KVCache.paged(16), 64, 12)],
+)
+def test_bits_do_not_depend_on_the_steps_of_a_cache(make, D, few):
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, h, 300, 64) for h in (8, 2, 2))
+    q, k, v = (torch.randn(1, h, 300, D) for h in (8, 2, 2))
 
     def through(cuts):
         cache, found = make(), []
@@ -65,10 +68,10 @@ def test_bits_do_not_depend_on_the_steps_of_a_cache(make):
 
     tokens = through([1] * 300)
     assert torch.equal(through([7] * 42 + [6]), tokens)
-    assert torch.equal(through([4, 1, 16, 9] * 10), tokens)
+    assert torch.equal(through([4, few, 21 - few] * 12), tokens)
     whole = through([300])
-    assert torch.equal(through([100, 17, 183]), whole)  # blocks of queries
-    assert torch.equal(through([100, 16, 1, 183])[:, :, 117:], whole[:, :, 117:])
+    assert torch.equal(through([100, few + 1, 199 - few]), whole)  # blocks of queries
+    assert torch.equal(through([100, few, 1, 199 - few])[:, :, 101 + few :], whole[:, :, 101 + few :])
     assert (whole - tokens).abs().max() < 2e-6
 
 

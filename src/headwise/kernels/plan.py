@@ -29,6 +29,7 @@ ALONE = 3e6  # operations below which waking a worker costs more than it saves
 A_WHILE = 2e10  # operations after which Python gets to look for Ctrl-C, some tenths of a second
 PIECES = 32  # tasks of a decoding step, where there are enough keys
 FEW_QUERIES = 16  # up to which `decode` is taken
+FEW_OF_NARROW = 12  # the same up to 64 widths: a lane's sums are short there, and to put them together costs as much
 
 
 class Problem(NamedTuple):
@@ -252,10 +253,10 @@ def _blocks_a_task(blocks: int, sizes: Sizes) -> int:
 
 
 def decodes(sizes: Sizes) -> bool:
-    """Whether queries are too few to fill vectors with: then widths and keys do. It depends on L alone, so that a
+    """Whether queries are too few to fill vectors with: then widths and keys do. It depends on L and D alone, so that a
     query's bits do not change with the batch, the heads or the keys.
     """
-    return sizes.L <= FEW_QUERIES and sizes.S > 0
+    return (FEW_QUERIES if sizes.D > 64 else FEW_OF_NARROW) >= sizes.L and sizes.S > 0
 
 
 def decoding(c: Common) -> list[list[Launch]]:
