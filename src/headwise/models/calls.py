@@ -201,7 +201,10 @@ def _sees_gone_keys(old: Call, new: Call) -> bool:
     mask has none.
     """
     gone = new.at - old.at
-    return gone > 0 and new.plan is not None and bool(new.plan.place(new.start, old.at, 1, gone).dense().any())
+    if gone <= 0 or new.plan is None:
+        return False
+    seen = replace(new.plan.place(new.start, old.at, 1, gone), dtype=torch.bool)
+    return bool(seen.dense().any())
 
 
 def same_options(old: Options, new: Options) -> bool:
