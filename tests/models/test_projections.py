@@ -104,3 +104,12 @@ def test_names_a_module_with_a_gate_before_its_projection() -> None:
     place.module.q_proj = torch.nn.Linear(36, 120)
     with pytest.raises(ValueError, match="pass a gate before the output projection"):
         output_projection(model, place, "value_norms")
+
+
+def test_offloaded_weights_are_read_where_they_are() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, inputs = zoo.llama()
+    with torch.no_grad(), hw.watch(model) as heads:
+        model(**inputs)
+    wanted = heads.norms(model)
+    assert heads.norms(accelerate.cpu_offload(model, execution_device="cpu")) == wanted

@@ -32,6 +32,9 @@ class OutputProjection:
     def by_head(self, H: int) -> torch.Tensor:
         """W_O as [H, Dv, E]."""
         matrix: torch.Tensor = self.module.weight.detach()  # type: ignore[operator]
+        away = getattr(getattr(self.module, "_hf_hook", None), "weights_map", None)
+        if matrix.is_meta and away is not None:  # accelerate keeps offloaded weights there
+            matrix = away["weight"]
         matrix = matrix if _is_conv1d(self.module) else matrix.T  # [H * Dv, E]
         return matrix.reshape(H, -1, matrix.shape[1])
 
