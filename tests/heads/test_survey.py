@@ -44,6 +44,9 @@ class Tokenizer:
         words = [3 + sum(word.encode()) % (zoo.VOCAB - 3) for word in text.split()]
         return {"input_ids": [1, *words[: max_length - 2 if truncation and max_length else None], 2]}
 
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [f"[{i}]" if i in self.all_special_ids else str(i) for i in ids]
+
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
