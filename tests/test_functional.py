@@ -583,7 +583,7 @@ def test_backends_take_their_own_kind() -> None:
 def test_options_of_another_library_or_device() -> None:
     for name, shape in (("bias", (5, 7)), ("sinks", (6,)), ("head_gate", (2, 6))):
         assert refused("numpy", **{name: torch.ones(shape)}) == (
-            f"TypeError: attention: {name} must be a NumPy array, as q is; got a torch tensor"
+            f"TypeError: attention: {name} must be a NumPy array, as q is; got a torch tensor on cpu"
         )
         assert refused("torch", **{name: torch.ones(shape, device="meta")}) == (
             f"TypeError: attention: {name} must be on q's device cpu; got meta"
@@ -609,7 +609,8 @@ def test_a_torch_mask_with_numpy_arrays_and_the_other_way_round() -> None:
 
 def test_meta_tensors_give_shapes() -> None:
     q, k, v = (x.to("meta") for x in qkv(N, "torch", "bfloat16"))
-    out, lse = hw.attention(q, k, v, mask=hw.causal() & hw.key_lengths(torch.tensor([1, 2])), return_lse=True)
+    lengths = torch.tensor([1, 2], device="meta")
+    out, lse = hw.attention(q, k, v, mask=hw.causal() & hw.key_lengths(lengths), return_lse=True)
     assert out.shape == (N.B, N.H, N.L, N.Dv) and out.dtype == torch.bfloat16 and out.is_meta
     assert lse.shape == (N.B, N.H, N.L) and lse.dtype == torch.float32
 
