@@ -2,6 +2,7 @@
 
     PYTHONPATH=src:tests python -m models.families              # every type there is; writes docs/families.md
     PYTHONPATH=src:tests python -m models.families llama t5     # these only; prints what is found
+    PYTHONPATH=src:tests python -m models.families --write llama t5  # and puts their rows into docs/families.md
     PYTHONPATH=src:tests python -m models.families --on found.jsonl  # goes on after the lines that a run printed
 
 Every type is built small and random from its config, in a process of its own with a time limit. `examine` is what is
@@ -11,6 +12,7 @@ held: outputs, masks, weights against the model's own eager ones, layer numbers,
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import json
 import os
@@ -77,6 +79,9 @@ SIZES: dict[str, Any] = {
     "use_mamba_kernels": False,
     "mamba_d_head": 16,
 }
+# each may have CONFIGS {type: what the sizes do not fit, nested for configs within it}, CLASSES {type: class} and
+# INPUTS {type: function of the model -> what it may take, a list of dicts, the fullest first}
+TABLES = [importlib.import_module(f"models.{p.stem}") for p in sorted(Path(__file__).parent.glob("small_*.py"))]
 QUERIES_AND_KEYS = ("q_", "k_", "query", "key", "qkv", ".q.", ".k.", "c_attn", "in_proj")
 IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
@@ -105,12 +110,15 @@ def small(cls: Any, more: dict[str, Any] | None = None) -> Any:
         chosen[name] = value
     if "kv_lora_rank" in chosen:  # latent attention has a key head for each head
         chosen["num_key_value_heads"] = chosen.get("num_attention_heads", 4)
-    for name in getattr(cls, "sub_configs", None) or {}:
+    more = dict(more or {})
+    for name, named in (getattr(cls, "sub_configs", None) or {}).items():
         inner = getattr(base, name, None)
-        if inner is not None:
-            with contextlib.suppress(Exception):
-                chosen[name] = small(type(inner)).to_dict()
-    return cls(**chosen | (more or {}))
+        inner = named if inner is None and name in more else type(inner)
+        own = more.pop(name, {}) if isinstance(more.get(name, {}), dict) else None
+        if inner is not type(None) and own is not None:
+            with contextlib.nullcontext() if own else contextlib.suppress(Exception):
+                chosen[name] = small(inner, own).to_dict()
+    return cls(**chosen | more)
 
 
 MORE: dict[str, dict[str, Any]] = {  # what the sizes above do not fit
@@ -139,14 +147,23 @@ def classes() -> dict[str, str]:
     ):
         for kind, name in table.items():
             found.setdefault(kind, name if isinstance(name, str) else name[0])
+    for table in TABLES:
+        found |= getattr(table, "CLASSES", {})
     return dict(sorted(found.items()))
+
+
+def own(name: str, kind: str, default: Any = None) -> Any:
+    """What the tables beside this file say of a type, under CONFIGS or INPUTS."""
+    said = [getattr(table, name)[kind] for table in TABLES if kind in getattr(table, name, {})]
+    return said[0] if said else default
 
 
 def build(kind: str) -> Any:
     cls = getattr(transformers, classes()[kind])
-    config = small(CONFIG_MAPPING[kind], MORE.get(kind))
+    more = own("CONFIGS", kind, MORE.get(kind))
+    config = small(CONFIG_MAPPING[kind], more)
     with torch.device("meta"):
-        n = sum(p.numel() for p in cls._from_config(small(CONFIG_MAPPING[kind], MORE.get(kind))).parameters())
+        n = sum(p.numel() for p in cls._from_config(small(CONFIG_MAPPING[kind], more)).parameters())
     if n > LIMIT_PARAMETERS:
         raise NotTried(f"its smallest config has {n:,} parameters")
     torch.manual_seed(0)
@@ -415,7 +432,7 @@ def outcome(kind: str) -> dict[str, Any]:
     found: dict[str, Any] = {"type": kind, "class": classes()[kind]}
     try:
         model = build(kind)
-        given = inputs_of(model)
+        given = own("INPUTS", kind, inputs_of)(model)
     except Exception as error:
         return found | {"ends": "not tried", "why": f"{type(error).__name__}: {error}"[:160]}
     try:
@@ -491,6 +508,23 @@ def page(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def rows_of(page: str) -> dict[str, dict[str, Any]]:
+    """What `page` wrote, by type."""
+    ends = {"Works": "works", "Refused by name": "refused", "Fails": "FAULT", "Not tried": "not tried"}
+    found: dict[str, dict[str, Any]] = {}
+    for section in page.split("\n## ")[1:]:
+        for line in section.splitlines()[1:]:
+            cells = [x.strip() for x in line.strip("|").split("|")] if line.startswith("| ") else []
+            if len(cells) < 3 or cells[0] == "type":
+                continue
+            row: dict[str, Any] = {"type": cells[0], "class": cells[1], "ends": ends[section.splitlines()[0]]}
+            if row["ends"] == "works":
+                parts = {} if cells[2] == "none ran" else dict(x.split(": ") for x in cells[2].split(", "))
+                row |= {"parts": parts, "unseen": cells[3], "generates": cells[4], "trains": cells[5]}
+            found[cells[0]] = row if row["ends"] == "works" else row | {"why": cells[2]}
+    return found
+
+
 def main(kinds: list[str]) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
@@ -499,12 +533,17 @@ def main(kinds: list[str]) -> None:
     if kinds[:1] == ["--on"]:  # goes on where a file of earlier lines ends
         lines = [json.loads(line) for line in Path(kinds[1]).read_text().splitlines()]
         done, kinds = {x["type"]: x for x in lines if x["class"] == classes().get(x["type"])}, []
+    write = kinds[:1] == ["--write"]
+    kinds = kinds[1:] if write else kinds
     found = []
     for kind in kinds or classes():
         found.append(done.get(kind) or in_a_process(kind))
         sys.stdout.write(json.dumps(found[-1]) + "\n")
         sys.stdout.flush()
-    if not kinds:
+    if write:
+        others = rows_of(PAGE.read_text()) | {x["type"]: x for x in found}
+        PAGE.write_text(page([others[kind] for kind in sorted(others) if kind in classes()]))
+    elif not kinds:
         PAGE.write_text(page(found))
 
 
