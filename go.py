@@ -242,13 +242,18 @@ def version_of(python: str) -> "tuple[int, int] | None":
 
 def run(command: "list[str]", cwd: "str | None" = None, quiet: bool = False) -> int:
     out = subprocess.DEVNULL if quiet else None
-    process = subprocess.Popen(command, cwd=cwd, stdout=out, stderr=out)
+    process = subprocess.Popen(command, cwd=cwd, stdout=out, stderr=out, env=environment())
     while True:
         try:
             code = process.wait()
             return code if code >= 0 else 128 - code
         except KeyboardInterrupt:
             continue  # the child got it too, and has its own way of ending
+
+
+def environment() -> "dict[str, str]":
+    """Bytecode is kept in the environment: without it every start compiles thousands of modules anew."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def say(text: str) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import torch
 from hypothesis import HealthCheck, Phase, settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell sets it for what it starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what the tests start would inherit it
 
 torch.set_num_threads(1)  # the workers share the cores already; a test of threads sets its own
 

@@ -28,6 +28,7 @@ def go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
         module.ran.append(command)
         return next((code for name, code in module.codes.items() if Path(command[0]).name == name), 0)
 
+    module.really_run = module.run
     monkeypatch.setattr(module, "run", run)
     monkeypatch.setattr(module, "pip", lambda *arguments: module.ran.append(["pip", *arguments]))
     module.read_report = module.would_install
@@ -170,3 +171,9 @@ def test_ci_runs_the_command_of_the_readme() -> None:
     assert ci.stat().st_mode & 0o111
     assert ci.read_text().splitlines()[-1] == "exec python3 go.py test"
     assert "\npython3 go.py test\n" in (ROOT / "README.md").read_text()
+
+
+def test_bytecode_is_kept(go: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    check = "import sys; sys.exit(3 if sys.dont_write_bytecode else 5)"
+    assert go.really_run([sys.executable, "-c", check]) == 5

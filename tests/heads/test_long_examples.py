@@ -4,48 +4,64 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
+import real
+
+from headwise.models import pretrained
 
 LONG = Path(__file__).parents[2] / "examples" / "long"
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the study keeps its file; it takes the models that are loaded already."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pretrained, "load_encoder_or_decoder", real.load)
+    return tmp_path
+
+
+def run(name: str, *options: str) -> None:
+    before, sys.argv = sys.argv, [name, *options]
+    try:
+        runpy.run_path(str(LONG / f"{name}.py"), run_name="__main__")
+    finally:
+        sys.argv = before
+
+
 @pytest.mark.slow
-def test_kind_is_not_importance(tmp_path: Path) -> None:
-    said = subprocess.run(
-        [sys.executable, str(LONG / "kind_is_not_importance.py"), "--pairs", "2"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+@pytest.mark.usefixtures("folder")
+def test_kind_is_not_importance(capsys: pytest.CaptureFixture[str]) -> None:
+    run("kind_is_not_importance", "--pairs", "2")
+    said = capsys.readouterr().out
     assert said.startswith("2.9 gives 0.452")
     turned = re.findall(r"2\.9 gate gradient .*, place (\d+); embedding turned .*, place (\d+)", said)
     assert len(turned) == 2  # lines and paragraphs
     assert max(map(int, turned[0])) <= 5  # on lines among the five least of 72
 
 
+@real.large
 @pytest.mark.slow
-def test_heads_of_smollm2_goes_on_after_its_last_finished_step(tmp_path: Path) -> None:
-    def study(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(LONG / "heads_of_smollm2.py"), "--only", "kinds", *options]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_heads_of_smollm2_goes_on_after_its_last_finished_step(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def study(*options: str) -> str:
+        run("heads_of_smollm2", "--only", "kinds", *options)
+        return capsys.readouterr().out
 
     first = study("--tokens", "200")
-    assert first.returncode == 0, first.stderr
-    assert re.search(r"  previous   16\.0 0\.\d\d \(null", first.stdout)
-    kept = tmp_path / "heads_of_smollm2.json"
+    assert re.search(r"  previous   16\.0 0\.\d\d \(null", first)
+    kept = folder / "heads_of_smollm2.json"
     said = json.loads(kept.read_text())
-    assert list(said["steps"]) == [line[3:].partition(":")[0] for line in first.stdout.splitlines() if line[:2] == "=="]
+    assert list(said["steps"]) == [line[3:].partition(":")[0] for line in first.splitlines() if line[:2] == "=="]
     last = list(said["steps"])[-1]
     done = said["steps"].pop(last)
     kept.write_text(json.dumps(said))  # as if the run had been stopped in its last step
     again = study("--tokens", "200")
-    assert again.stdout.partition(f"== {last}")[0] == first.stdout.partition(f"== {last}")[0]  # seconds included
+    assert again.partition(f"== {last}")[0] == first.partition(f"== {last}")[0]  # seconds included
     assert json.loads(kept.read_text())["steps"][last]["result"] == done["result"]
-    other = study("--tokens", "208")
-    assert other.returncode == 1
-    assert "is of a study with {'tokens': 200, 'headwise': '" in other.stderr
+    with pytest.raises(SystemExit, match=r"is of a study with {'tokens': 200, 'headwise': '"):
+        study("--tokens", "208")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import real
 import torch
 
-from headwise.models.pretrained import load_encoder_or_decoder
 from headwise.nn import convert
 
 
@@ -29,7 +29,7 @@ def seen(model: Any, layers: list[Any], ids: torch.Tensor) -> tuple[list[torch.T
 
 
 def test_minilm() -> None:
-    model, tokenizer = load_encoder_or_decoder("minilm")
+    model, tokenizer = real.load("minilm")
     ids = tokenizer("The scientist thanked the engineer because she solved the problem.", return_tensors="pt").input_ids
     theirs = [layer.attention for layer in model.encoder.layer]
     ours = [convert.from_bert(module) for module in theirs]
@@ -44,9 +44,10 @@ def test_minilm() -> None:
             assert torch.equal(x, state[name])
 
 
+@real.large
 @pytest.mark.slow
 def test_smollm2() -> None:
-    model, tokenizer = load_encoder_or_decoder("smollm2")
+    model, tokenizer = real.load("smollm2")
     ids = tokenizer("The scientist thanked the engineer because she solved", return_tensors="pt").input_ids
     theirs = [layer.self_attn for layer in model.model.layers][::7]
     ours = [convert.from_llama(module) for module in theirs]

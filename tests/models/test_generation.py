@@ -6,13 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import real
 import torch
 from models import zoo
 from models.test_texts import gemma4_shared
 
 import headwise as hw
-from headwise.models.pretrained import load_encoder_or_decoder
 from headwise.nn import KVCache
+
+pytestmark = real.large
 
 KINDS: dict[str, Callable[[], KVCache]] = {
     "growing": KVCache,
@@ -23,7 +25,7 @@ KINDS: dict[str, Callable[[], KVCache]] = {
 
 @pytest.fixture(scope="module")
 def smollm2() -> tuple[Any, dict[str, Any]]:
-    model, tokenizer = load_encoder_or_decoder("smollm2")
+    model, tokenizer = real.load("smollm2")
     texts = ["The scientist thanked the engineer because", "Attention is"]
     inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
     return model, {**inputs, "pad_token_id": tokenizer.eos_token_id}

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import real
 import torch
 
 import headwise as hw
-from headwise.models.pretrained import load_encoder_or_decoder
 
 TABLES: dict[int, Any] = {}
 SENTENCE = "The scientist thanked the engineer because she solved the problem."
@@ -33,7 +33,7 @@ def by_head(heads: Any) -> dict[tuple[int, int], dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def minilm() -> Any:
-    return load_encoder_or_decoder("minilm")
+    return real.load("minilm")
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +133,11 @@ def test_minilm_has_no_induction_head(duplicated_heads: Any) -> None:
     assert not any(row["kind"] == "induction" for row in rows)
 
 
+@real.large
 @pytest.mark.slow
 def test_smollm2_on_repeated_tokens() -> None:
     """60 random tokens said twice. One test, for loading the model takes longer than all that is asked of it."""
-    model, tokenizer = load_encoder_or_decoder("smollm2")
+    model, tokenizer = real.load("smollm2")
     ids = torch.randint(1000, 20000, (1, 60), generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), hw.watch(model, tokenizer) as heads:
         model(input_ids=torch.cat([ids, ids], 1))

