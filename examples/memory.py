@@ -1,4 +1,4 @@
-"""Memory of watching every head of SmolLM2 at 300, 600 and 1,200 tokens: linear in the length, not quadratic.
+"""Memory of watching every head of SmolLM2 at 200, 400 and 800 tokens: linear in the length, not quadratic.
 
     python examples/memory.py
 
@@ -18,7 +18,7 @@ import torch
 import headwise as hw
 from headwise.models.pretrained import load_encoder_or_decoder
 
-LENGTHS = (300, 600, 1200)
+LENGTHS = (200, 400, 800)
 MB = 1e6
 
 
