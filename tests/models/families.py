@@ -80,14 +80,17 @@ SIZES: dict[str, Any] = {
     "mamba_d_head": 16,
 }
 # each may have CONFIGS {type: what the sizes do not fit, nested for configs within it}, CLASSES {type: class} and
-# INPUTS {type: function of the model -> what it may take, a list of dicts, the fullest first}
+# INPUTS {type: function of the model -> what it may take, a list of dicts, the fullest first}, and SIZES as above
 TABLES = [importlib.import_module(f"models.{p.stem}") for p in sorted(Path(__file__).parent.glob("small_*.py"))]
+for _table in TABLES:
+    SIZES |= getattr(_table, "SIZES", {})
 QUERIES_AND_KEYS = ("q_", "k_", "query", "key", "qkv", ".q.", ".k.", "c_attn", "in_proj")
 IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def small(cls: Any, more: dict[str, Any] | None = None) -> Any:
-    """A small config of a class: its own defaults with the sizes that it has a name for."""
+    """A small config of a class: its own defaults with the sizes that it has a name for, and `more`."""
+    more = dict(more or {})
     try:
         base = cls()
     except Exception:
@@ -108,16 +111,25 @@ def small(cls: Any, more: dict[str, Any] | None = None) -> Any:
         elif name not in known:
             continue
         chosen[name] = value
+    kinds = () if more.keys() & {"layer_types", "num_hidden_layers"} else ("layer_types", "mlp_layer_types")
+    for name in kinds:
+        if isinstance(before.get(name), list | tuple) and "basic" not in before[name]:  # each kind of layer once
+            chosen[name] = list(dict.fromkeys(before[name]))
+    kinds = tuple(name for name in kinds if name in chosen)
+    if kinds:
+        chosen["num_hidden_layers"] = n = max(2, *(len(chosen[name]) for name in kinds))
+        chosen |= {name: chosen[name] + chosen[name][-1:] * (n - len(chosen[name])) for name in kinds}
     if "kv_lora_rank" in chosen:  # latent attention has a key head for each head
         chosen["num_key_value_heads"] = chosen.get("num_attention_heads", 4)
-    more = dict(more or {})
     for name, named in (getattr(cls, "sub_configs", None) or {}).items():
         inner = getattr(base, name, None)
         inner = named if inner is None and name in more else type(inner)
-        own = more.pop(name, {}) if isinstance(more.get(name, {}), dict) else None
-        if inner is not type(None) and own is not None:
-            with contextlib.nullcontext() if own else contextlib.suppress(Exception):
-                chosen[name] = small(inner, own).to_dict()
+        own = more.get(name, {})
+        if inner is type(None) or not isinstance(own, dict) or "model_type" in own:  # none, or one of another class
+            continue
+        with contextlib.nullcontext() if own else contextlib.suppress(Exception):
+            chosen[name] = small(inner, own).to_dict()
+            more.pop(name, None)
     return cls(**chosen | more)
 
 
@@ -140,10 +152,10 @@ def classes() -> dict[str, str]:
     for table in (
         auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
-        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        auto.MODEL_MAPPING_NAMES,
         auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_MAPPING_NAMES,
     ):
         for kind, name in table.items():
             found.setdefault(kind, name if isinstance(name, str) else name[0])
@@ -179,10 +191,16 @@ class NotTried(Exception):
     """The script has no small model or no inputs of this family."""
 
 
+def given_to(model: Any, kind: str) -> list[dict[str, Any]]:
+    """What a model of this type may take, the fullest first."""
+    found: list[dict[str, Any]] = own("INPUTS", kind, inputs_of)(model)
+    return found
+
+
 def inputs_of(model: Any) -> list[dict[str, Any]]:
     """What the model may take, the fullest first."""
     config, g = model.config, torch.Generator().manual_seed(1)
-    ids = torch.randint(5, VOCAB, (B, L), generator=g)
+    ids = torch.randint(5, 90, (B, L), generator=g)
     real = torch.ones_like(ids)
     if getattr(config, "is_encoder_decoder", False) or not hasattr(model, "lm_head"):
         real[1, -4:] = 0
@@ -195,7 +213,7 @@ def inputs_of(model: Any) -> list[dict[str, Any]]:
     image = {"pixel_values": torch.randn(B, getattr(vision, "num_channels", 3) or 3, int(h), int(w), generator=g)}
     audio = {"input_values": torch.randn(B, 101, generator=g)}
     features = {"input_features": torch.randn(B, 8, 128, generator=g)}
-    main = model.main_input_name
+    main = str(model.main_input_name)
     tried = {"pixel_values": [image, image | text], "input_values": [audio], "input_features": [features]}.get(
         main, [text | image, text | {"input_ids": ids}, {"input_ids": ids}, text | features, image]
     )
@@ -215,7 +233,7 @@ def flat(out: Any, before: str = "") -> dict[str, torch.Tensor]:
     for name, x in out.items() if hasattr(out, "items") else enumerate(out):
         if isinstance(x, torch.Tensor) and x.is_floating_point() and "attentions" not in str(name):
             found[f"{before}{name}"] = x
-        elif hasattr(x, "items") and not isinstance(x, torch.Tensor):
+        elif "attentions" not in str(name) and (hasattr(x, "items") or type(x) in (list, tuple)):
             found |= flat(x, f"{before}{name}.")
     return found
 
@@ -240,16 +258,32 @@ def difference(one: Any, other: Any, rows: torch.Tensor | None) -> float:
     return worst
 
 
+def _softmax(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: Any, attention_mask: Any = None, **more: Any
+) -> torch.Tensor:
+    """The weights of a call as torch's scaled_dot_product_attention has them."""
+    scale, mask = more.get("scaling"), attention_mask
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is None and more.get("is_causal", getattr(module, "is_causal", True)) and query.shape[2] > 1:
+        mask = torch.ones(scores.shape[2:], dtype=torch.bool).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1).nan_to_num()
+
+
 @contextlib.contextmanager
-def eager_weights() -> Iterator[dict[int, list[torch.Tensor]]]:
-    """The weights that eager attention functions return, by the id of the module that called them."""
+def own_weights(eager: bool) -> Iterator[dict[int, list[torch.Tensor]]]:
+    """The weights that eager attention functions return, by the id of the module that called them, or, where a
+    model's eager functions are not its own, of the calls that it makes.
+    """
     found: dict[int, list[torch.Tensor]] = defaultdict(list)
     before = AttentionInterface.get_interface
 
     def interface(self: Any, name: Any, default: Any) -> Any:
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            out = default(module, *args, **kwargs)
-            found[id(module)].append(out[1])
+            out = (default if eager else before(self, name, default))(module, *args, **kwargs)
+            found[id(module)].append(out[1] if eager else _softmax(module, *args, **kwargs))
             return out
 
         return call
@@ -266,6 +300,7 @@ def examine(model: Any, given: list[dict[str, Any]], generates: bool = True) -> 
     facts: dict[str, Any] = {}
     inputs, plain = _first_that_runs(model, given)
     rows = inputs["attention_mask"].bool() if "attention_mask" in inputs else None
+    assert flat(plain), "the script sees no output of it"
     again = difference(plain, run(model, inputs), rows)
     if again > 1e-6:
         raise NotTried("it draws random numbers in eval mode")
@@ -282,11 +317,15 @@ def examine(model: Any, given: list[dict[str, Any]], generates: bool = True) -> 
         assert difference(plain, run(model, inputs), rows) <= again, "an ablation of nothing changes the outputs"
     seen = {name: part.layers for name, part in heads.parts.items() if part.layers}
     facts["parts"] = {name: len(layers) for name, layers in seen.items()}
-    _weights(model, inputs, heads, rows)
+    _weights(model, inputs, heads, plain, rows)
     if seen:
         assert heads.check().ok, "weights and outputs of a layer disagree"
         _ablated(model, inputs, heads, plain, rows)
-    if generates and "input_ids" in inputs and getattr(model, "can_generate", lambda: False)():
+    if (
+        generates
+        and ("input_ids" in inputs or model.config.is_encoder_decoder)
+        and getattr(model, "can_generate", lambda: False)()
+    ):
         facts["generates"] = _generated(model, inputs, heads)
     if model.supports_gradient_checkpointing:
         facts["trains"] = _trained(model, inputs)
@@ -313,25 +352,28 @@ def _small(found: float, what: str, most: float = 2e-3) -> None:
     assert found <= most, f"{what} differ by {found:.1e}"
 
 
-def _weights(model: Any, inputs: dict[str, Any], heads: Any, rows: torch.Tensor | None) -> None:
-    """Every call's weights against the module's own eager ones; layers by the numbers in the modules' paths."""
+def _weights(model: Any, inputs: dict[str, Any], heads: Any, plain: Any, rows: torch.Tensor | None) -> None:
+    """Every call's weights against the module's own; layers by the numbers in the modules' paths."""
     before = {id(m): m.config._attn_implementation for m in model.modules() if hasattr(m, "config")}
     try:
         model.set_attn_implementation("eager")
     except Exception as error:
         raise NotTried(f"it has no eager attention ({str(error)[:80]})") from None
-    with eager_weights() as own:
-        run(model, inputs)
+    with own_weights(eager=True) as own:
+        as_eager = difference(plain, run(model, inputs), rows)
     for m in model.modules():
         if id(m) in before and m.config._attn_implementation != before[id(m)]:
             m.config._attn_implementation = before[id(m)]
+    if as_eager > 0.01:
+        with own_weights(eager=False) as own:
+            run(model, inputs)
     places = {id(place.module): place for place in find_places(model)}
     for module, wanted in own.items():
         place = places[module]
         part = heads.parts[place.part]
         numbers = [int(x) for x in place.path.split(".") if x.isdigit()]
-        several = [p for p in places.values() if p.part == place.part and numbers[:1] == _first(p.path)]
-        if len(several) == 1 and len(place.layers) == 1 and numbers:
+        firsts = [_first(p.path) for p in places.values() if p.part == place.part]
+        if len(set(map(tuple, firsts))) == len(firsts) and len(place.layers) == 1 and numbers:
             assert place.layers == (numbers[0],), f"{place.path} is called layer {place.layers}"
         got = [part.calls(layer)[n // len(place.layers)] for n, layer in _turns(place, len(wanted))]
         for one, other in zip(got, wanted, strict=True):
@@ -432,7 +474,7 @@ def outcome(kind: str) -> dict[str, Any]:
     found: dict[str, Any] = {"type": kind, "class": classes()[kind]}
     try:
         model = build(kind)
-        given = own("INPUTS", kind, inputs_of)(model)
+        given = given_to(model, kind)
     except Exception as error:
         return found | {"ends": "not tried", "why": f"{type(error).__name__}: {error}"[:160]}
     try:

@@ -241,6 +241,19 @@ def test_is_causal_said_without_a_mask() -> None:
     assert mask.to_dense(3, 7)[0, 0].sum(1).tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_an_eager_model_adds_a_mask_of_whole_numbers_and_so_does_a_watched_one(dtype: torch.dtype) -> None:
+    model, _ = zoo.bert()
+    model.set_attn_implementation("eager")
+    ids = torch.randint(5, 20, (2, 6))
+    mask = torch.ones(6, 6).tril().to(dtype)[None, None].expand(2, 1, 6, 6)  # of which eager functions know nothing
+    plain = model(ids, attention_mask=mask)[0]
+    with hw.watch(model) as heads:
+        watched = model(ids, attention_mask=mask)[0]
+    close(watched, plain)
+    assert float(heads[0, 0].to_dense().triu(1).max()) > 0
+
+
 def test_refuses_a_mask_of_another_kind() -> None:
     with pytest.raises(TypeError, match=r"watch: an attention mask must be a tensor, .*; got dict"):
         read_mask({}, 7, None, None)

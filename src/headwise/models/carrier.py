@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch.overrides import enable_reentrant_dispatch
 from torch.utils._pytree import tree_map
 from transformers import masking_utils
 
@@ -160,7 +161,8 @@ class MaskCarrier(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args and isinstance(args[0], MaskCarrier) else None
-        plan = None if first is None else first.plan
+        with enable_reentrant_dispatch():  # mask functions may only be called under vmap, which is off in here
+            plan = None if first is None else first.plan
         if first is not None and plan is not None:
             kept = _kept(func, plan, args, kwargs)
             if kept is not None and func in _VIEWS:
@@ -169,7 +171,10 @@ class MaskCarrier(torch.Tensor):
                 return MaskCarrier(kept)
 
         def dense(x: Any) -> Any:
-            return x.dense() if isinstance(x, MaskCarrier) else x
+            if not isinstance(x, MaskCarrier):
+                return x
+            with enable_reentrant_dispatch():
+                return x.dense()
 
         found = func(*tree_map(dense, args), **tree_map(dense, kwargs))
         return first if first is not None and found is first._array else found

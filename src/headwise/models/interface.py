@@ -23,8 +23,8 @@ from headwise.functional import attention
 from headwise.models.carrier import MaskCarrier, Plan, is_left_out, plan_of
 from headwise.models.here import Home
 from headwise.models.lookup import PLAIN, Borrowed, borrow, give_back, listen, stop_listening
-from headwise.models.places import Place, find_places, looks_up_by_name
-from headwise.models.reading import read_mask, tag
+from headwise.models.places import Place, find_places, looks_up_by_name, says_causal_without_mask
+from headwise.models.reading import plan_in, read_mask, tag
 from headwise.models.recompute import Forwards, asking_node, in_backward, next_node
 from headwise.models.unseen import inside, say_unseen, unseen_layers
 from headwise.weights import Weights
@@ -382,7 +382,11 @@ def attention_function(
     _refuse_unreadable(module, kwargs)
     query, key, value = _alike(query, key, value)
     S = key.shape[2]
+    if is_causal is False and isinstance(attention_mask, MaskCarrier) and says_causal_without_mask(type(module)):
+        is_causal = None  # it was said of a carrier, where the model's own mask may be None
     causal = _causal_without_mask(module, implementation, is_causal, query.shape[2])
+    if implementation == "eager" and _is_whole(attention_mask):
+        attention_mask = attention_mask.to(query.dtype)  # eager functions add whatever they are handed
     read = read_mask(attention_mask, key.shape[2], causal, position_bias)
     if read.S < S:  # a static cache: what no query can see is not there
         key, value = key[:, :, : read.S], value[:, :, : read.S]
@@ -417,6 +421,11 @@ def attention_function(
         at = torch.tensor(sorted(silent), device=out.device)
         out = out.index_fill(1, at, 0.0)
     return out.transpose(1, 2).contiguous(), dense
+
+
+def _is_whole(mask: Any) -> bool:
+    """Whether it is a bare mask [B, H, L, S] of booleans or whole numbers, of which nothing more is known."""
+    return type(mask) is torch.Tensor and mask.ndim == 4 and not mask.is_floating_point() and plan_in(mask) is None
 
 
 def _causal_without_mask(module: torch.nn.Module, name: str | None, stated: bool | None, L: int) -> bool:

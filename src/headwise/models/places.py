@@ -1,7 +1,8 @@
 """Where a model's attention layers are, found before it runs: part, layer and number of heads of each.
 
 A part is one stack of layers: "self" where a model has one; "encoder", "decoder" and "cross" in an encoder-decoder
-model; else the dotted path of the stack, with ".cross" after it for its cross-attention.
+model; else the dotted path of the stack, with ".cross" after it for its cross-attention. Where a layer has several
+attentions of one kind, each is a part: the path of the stack and, after it, of the attention in its layer.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 _CROSS = re.compile(r"cross|encoder_attn|enc(oder)?_?dec(oder)?|encoder_attention", re.IGNORECASE)
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads", "heads")
+_Key = tuple[str, bool, str]  # a stack: its path, whether it is cross-attention, its name among others of its layer
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,15 @@ def find_places(model: torch.nn.Module) -> list[Place]:
     from transformers import PreTrainedModel
 
     models = [path for path, m in model.named_modules() if isinstance(m, PreTrainedModel)]
-    stacks: dict[tuple[str, bool], list[tuple[str, torch.nn.Module]]] = {}
-    home: dict[int, tuple[str, bool]] = {}
+    stacks: dict[_Key, list[tuple[str, torch.nn.Module]]] = {}
+    home: dict[int, _Key] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, PreTrainedModel) or not uses_interface(type(module)):
             continue
-        key = (_stack(path), is_cross(path, module))
+        key = (_stack(path), is_cross(path, module), "")
         if home.setdefault(id(module), key) == key:  # in another stack it is the same stack by another name
             stacks.setdefault(key, []).append((path, module))
+    stacks = {key: members for whole, inner in stacks.items() for key, members in _apart(whole, inner).items()}
     names = _part_names(list(stacks))
     places = []
     for key, members in stacks.items():
@@ -58,6 +61,20 @@ def find_places(model: torch.nn.Module) -> list[Place]:
             own = layers[id(module)]
             places.append(Place(module, path, names[key], own[0], _head_count(module), key[1], owner, own))
     return places
+
+
+def _apart(key: _Key, members: list[tuple[str, torch.nn.Module]]) -> dict[_Key, list[tuple[str, torch.nn.Module]]]:
+    """A stack, or, where one of its layers has several attentions, a stack for each name that they have there."""
+    seats: dict[tuple[int, ...], set[int]] = {}
+    for path, module in members:
+        seats.setdefault(_numbers(path), set()).add(id(module))
+    if all(len(modules) == 1 for modules in seats.values()):
+        return {key: members}
+    found: dict[_Key, list[tuple[str, torch.nn.Module]]] = {}
+    for path, module in members:
+        inner = ".".join(x for x in path[len(key[0]) :].split(".") if x and not x.isdigit())
+        found.setdefault((key[0], key[1], inner), []).append((path, module))
+    return found
 
 
 def _layers(members: list[tuple[str, torch.nn.Module]]) -> dict[int, tuple[int, ...]]:
@@ -90,6 +107,11 @@ def looks_up_by_name(cls: type) -> bool:
     """Whether it indexes the interface, as older code does, which calls its eager function past it."""
     own = [code for code in codes_of(cls) if _INTERFACE in code.co_names]
     return bool(own) and not any("get_interface" in code.co_names for code in own)
+
+
+def says_causal_without_mask(cls: type) -> bool:
+    """Whether a layer works out by itself if it is causal, which it does from whether it was handed a mask."""
+    return any("is_causal" in code.co_varnames[code.co_argcount + code.co_kwonlyargcount :] for code in codes_of(cls))
 
 
 def codes_of(cls: type) -> Iterator[CodeType]:
@@ -132,18 +154,24 @@ def _stack(path: str) -> str:
     return ".".join(parts[:at])
 
 
-def _part_names(keys: list[tuple[str, bool]]) -> dict[tuple[str, bool], str]:
+def _part_names(keys: list[_Key]) -> dict[_Key, str]:
     own, cross = ([key for key in keys if key[1] is which] for which in (False, True))
-    names: dict[tuple[str, bool], str] = {}
+    names: dict[_Key, str] = {}
     if len(own) == 1:
         names[own[0]] = "decoder" if cross and _side(own[0][0]) == "decoder" else "self"
     elif len(own) == 2 and len(cross) <= 1:
-        sides = [_side(stack) for stack, _ in own]
+        sides = [_side(stack) for stack, _, _ in own]
         if sorted(sides) == ["decoder", "encoder"]:
             names.update(zip(own, sides, strict=True))
     if len(cross) == 1 and len(names) == len(own):
         names[cross[0]] = "cross"
-    return {key: names.get(key, key[0] + (".cross" if key[1] else "")) for key in keys}
+    return {key: names.get(key, _path_name(*key)) for key in keys}
+
+
+def _path_name(stack: str, cross: bool, inner: str) -> str:
+    if inner:
+        return f"{stack}.{inner}" if stack else inner
+    return stack + (".cross" if cross else "")
 
 
 def _side(stack: str) -> str:
