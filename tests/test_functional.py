@@ -743,3 +743,36 @@ def test_a_graph_exported_with_a_score_function_takes_no_keys() -> None:
     for l, s in ((3, 0), (0, 3), (1, 1), (5, 11)):
         q, k, v = given[0][:, :, :l], given[1][:, :, :s], given[2][:, :, :s]
         torch.testing.assert_close(program(q, k, v), Model()(q, k, v), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch", [True, False])
+def test_what_each_head_gives_and_adds(kind: str, batch: bool) -> None:
+    given_ = projections(kind)
+    if not batch:
+        given_ = {name: x[0] if name in ("x", "context") else x for name, x in given_.items()}
+    y, w, out, added = hw.multi_head_attention(
+        **given_, mask=hw.causal(), weights=True, head_outputs=True, contributions=True
+    )
+    p = {name: wide(x) for name, x in given_.items()}
+    if not batch:
+        p |= {name: p[name][None] for name in ("x", "context")}
+    q = np.einsum("ble,hed->bhld", p["x"], p["w_q"]) + p["b_q"][:, None]
+    k, v = (np.einsum("bse,ged->bgsd", p["context"], p["w_" + n]) + p["b_" + n][:, None] for n in "kv")
+    right = reference.attention(q, k, v, allowed=hw.causal().to_dense(5, 3)).out  # [2, 6, 5, 4]
+    parts = np.stack([right[:, h] @ p["w_o"][4 * h : 4 * h + 4] for h in range(6)], 1)
+    lead = (slice(None),) if batch else (0,)
+    np.testing.assert_allclose(wide(out), right[lead], rtol=1e-11)
+    np.testing.assert_allclose(wide(added), parts[lead], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(wide(added).sum(-3) + p["b_o"], wide(y), rtol=1e-11)
+    assert w.shape[-3:] == (6, 5, 3) and y.shape[-2:] == (5, 9)
+    np.testing.assert_array_equal(wide(y), wide(hw.multi_head_attention(**given_, mask=hw.causal())))
+    alone = hw.multi_head_attention(**given_, mask=hw.causal(), contributions=True)[1]
+    np.testing.assert_array_equal(wide(alone), wide(added))
+
+
+def test_what_each_head_adds_has_the_dtype_of_the_output() -> None:
+    y, out, added = hw.multi_head_attention(
+        **projections("numpy", "bfloat16"), head_outputs=True, contributions=True
+    )
+    assert y.dtype == out.dtype == added.dtype

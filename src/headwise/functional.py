@@ -127,6 +127,8 @@ def multi_head_attention(
     b_k: Any = None,
     b_v: Any = None,
     b_o: Any = None,
+    head_outputs: bool = False,
+    contributions: bool = False,
     **options: Any,
 ) -> Any:
     """Concat(head_1 ... head_H) W_O, the whole system (Vaswani et al., 2017, section 3.2.2).
@@ -140,9 +142,12 @@ def multi_head_attention(
         w_o: [H * Dv, Eo] or [H, Dv, Eo]; used also when there is one head.
         context: [B, S, Ec] or [S, Ec], what the keys and values are made of; default x.
         b_q, b_k, b_v: [H, D], [Hkv, D], [Hkv, Dv] biases; b_o: [Eo].
+        head_outputs: also return each head's own output [B, H, L, Dv], before W_O; y stays the same, bit for bit.
+        contributions: also return what each head adds to y [B, H, L, Eo]: its part of the concatenation times its rows
+            of W_O. Over the heads they sum to y, less b_o.
         options: those of `attention` (mask, bias, weights, ...).
     Returns:
-        y [B, L, Eo], with the weights and lse after it when asked for.
+        y [B, L, Eo]; after it, in this order, the weights, lse, head_outputs and contributions that were asked for.
     Raises:
         ValueError, TypeError: as `attention`.
 
@@ -151,6 +156,9 @@ def multi_head_attention(
     >>> w = np.stack([np.eye(2), 2 * np.eye(2)])            # two heads of full width
     >>> hw.multi_head_attention(x, w, w, w, np.ones((4, 2))).shape
     (3, 2)
+    >>> y, added = hw.multi_head_attention(x, w, w, w, np.ones((4, 2)), contributions=True)
+    >>> added.shape, np.allclose(added.sum(0), y)
+    ((2, 3, 2), True)
     """
     op = "multi_head_attention"
     context = x if context is None else context
@@ -170,9 +178,13 @@ def multi_head_attention(
     y = concat @ w_o.reshape(concat.shape[-1], w_o.shape[-1])  # [B, L, Eo]
     if b_o is not None:
         y = y + b_o
+    made = [y, out] if head_outputs else [y]
+    if contributions:
+        made.append(out @ w_o.reshape(*out.shape[-3:-2], out.shape[-1], w_o.shape[-1]))  # [B, H, L, Eo]
     if x.dtype == w_o.dtype and x.dtype != y.dtype and not is_torch(x) and x.dtype.kind not in "iu":
-        y = y.astype(x.dtype)  # NumPy multiplies bfloat16 matrices in fp32
-    return (y, *rest) if rest else y
+        made = [z.astype(x.dtype) for z in made]  # NumPy multiplies bfloat16 matrices in fp32
+    y, *more = made
+    return (y, *rest, *more) if rest or more else y
 
 
 def _check_one_dtype(named: dict[str, Any], op: str) -> None:

@@ -437,3 +437,53 @@ def test_without_torch_it_says_what_to_install() -> None:
     assert done.returncode == 1
     words = 'headwise.nn: needs torch, which is not installed; run: pip install "torch>=2.9"'
     assert done.stderr.strip().endswith(words)
+
+
+# each head's own
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "output gate", "output gate by element", "rotary"])
+def test_what_each_head_gives_and_adds(kind: str) -> None:
+    options: dict[str, dict[str, Any]] = {
+        "output gate": {"output_gate": "head"},
+        "output gate by element": {"output_gate": "element", "head_gate": True},
+        "rotary": {"rotary": hw.RotaryEmbedding(6), "num_heads": 2, "num_kv_heads": 1, "qk_norm": "rms"},
+    }
+    layer, inputs = made(kind if kind in KINDS else "self", **options.get(kind, {}))
+    y, _, out, added = layer(*inputs, weights=True, head_outputs=True, contributions=True)
+    H, L, Dv = layer.num_heads, inputs[0].shape[-2], layer.value_head_dim
+    assert out.shape[-3:] == (H, L, Dv) and added.shape[-3:] == (H, L, layer.out_dim) and y.dim() == out.dim() - 1
+    bias = 0.0 if layer.out_proj.bias is None else layer.out_proj.bias
+    torch.testing.assert_close(added.sum(-3) + bias, y)
+    for h in range(H):  # head h's columns of the concatenation, times its own W_O
+        torch.testing.assert_close(out.select(-3, h) @ layer.heads[h].w_o, added.select(-3, h))
+    concat = torch.cat([out.select(-3, h) for h in range(H)], -1)
+    torch.testing.assert_close(layer.out_proj(concat), y, rtol=0, atol=0)
+    assert torch.equal(y, layer(*inputs))
+
+
+def test_what_each_head_adds_in_a_cache_and_of_nested_documents() -> None:
+    layer, (x,) = made("self", causal=True)
+    whole = layer(x, contributions=True)[1]
+    cache = hw.KVCache()
+    steps = [layer(x[:, i : i + 1], cache=cache, contributions=True)[1] for i in range(x.shape[1])]
+    torch.testing.assert_close(torch.cat(steps, 2), whole)
+    nested = torch.nested.nested_tensor([x[0], x[1, :3]], layout=torch.jagged)
+    y, added = layer(nested, contributions=True)
+    torch.testing.assert_close(added.sum(0) + layer.out_proj.bias, y.values())
+
+
+def test_contributions_need_a_matrix_that_is_all_there_is() -> None:
+    layer, (x,) = made("self")
+    handle = layer.out_proj.register_forward_hook(lambda module, args, y: 2 * y)
+    words = "MultiHeadAttention: out_proj must be a plain torch.nn.Linear where contributions are asked for; got {}; "
+    with pytest.raises(TypeError, match=words.format("one with hooks")):
+        layer(x, contributions=True)
+    layer(x, head_outputs=True)
+    handle.remove()
+    parametrize.register_parametrization(layer.out_proj, "weight", nn.Identity())
+    y, added = layer(x, contributions=True)
+    torch.testing.assert_close(added.sum(1) + layer.out_proj.bias, y)
+    layer.out_proj = nn.Sequential(nn.Linear(12, 12, dtype=torch.float64))  # type: ignore[assignment]
+    with pytest.raises(TypeError, match=words.format("Sequential")):
+        layer(x, contributions=True)

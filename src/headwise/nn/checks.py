@@ -182,6 +182,18 @@ def check_inputs(x: Any, context: Any, value: Any, widths: tuple[int, int, int],
         )
 
 
+def check_whole(what: str, name: str, module: torch.nn.Module) -> None:
+    """A projection whose matrix is all it does, so that it can be cut by heads: no adapter, no hook, not quantised."""
+    kind = torch.nn.utils.parametrize.type_before_parametrizations(module)
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    if kind is not torch.nn.Linear or any(hooks):
+        found = "one with hooks" if kind is torch.nn.Linear else kind.__name__
+        raise TypeError(
+            f"{OP}: {name} must be a plain torch.nn.Linear where {what} are asked for; got {found}; merge or remove "
+            "what was put around it"
+        )
+
+
 def check_beside_x(x: Any, **given: Any) -> None:
     """What a call says beside x lies where x does; plain numbers of any library are moved."""
     for name, y in given.items():

@@ -216,6 +216,8 @@ class MultiHeadAttention(nn.Module):
         cu_seqlens_k: Any = None,
         weights: bool = False,
         return_lse: bool = False,
+        head_outputs: bool = False,
+        contributions: bool = False,
     ) -> Any:
         """Self-attention `mha(x)`, cross-attention `mha(x, context)`, or `mha(x, context, value)`.
 
@@ -238,28 +240,34 @@ class MultiHeadAttention(nn.Module):
             cu_seqlens_k: [N + 1], the same for context.
             weights: also return the lazy `Weights`; y stays the same, bit for bit.
             return_lse: also return the log-sum-exp of each row's scores [B, H, L].
+            head_outputs: also return each head's own output [B, H, L, Dv], times its gates, before out_proj.
+            contributions: also return what each head adds to y [B, H, L, Eo]: its output times its rows of W_O. Over
+                the heads they sum to y, less out_proj's bias, before output_dropout.
         Returns:
-            y [B, L, Eo] or [L, Eo], or nested as x is; (y, weights), (y, lse) or (y, weights, lse) when asked for, of
-            packed documents as of one sequence.
+            y [B, L, Eo] or [L, Eo], or nested as x is; after it, in this order, the weights, lse, head_outputs and
+            contributions that were asked for, of packed documents as of one sequence.
             A query that may attend to nothing gives out_proj's bias.
         Raises:
-            ValueError: a shape breaks a rule above. TypeError: a type, dtype or device does. And `attention`'s. The
-                cache is then as it was.
+            ValueError: a shape breaks a rule above. TypeError: a type, dtype or device does, or contributions are
+                asked for and out_proj is no plain torch.nn.Linear. And `attention`'s. The cache is then as it was.
         """
+        parts = {"head_outputs": head_outputs, "contributions": contributions}
         options = {"mask": mask, "bias": bias, "score_mod": score_mod, "weights": weights, "return_lse": return_lse}
         if is_fx_value(x):
             said = {"cache": cache, "lengths": lengths, "positions": positions, "key_positions": key_positions}
             said |= {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k}
-            return fx_node(type(self), (x, context, value), options | said, module=self)
+            return fx_node(type(self), (x, context, value), options | said | parts, module=self)
         if packing.is_nested(x):
             checks.check_nested(cache, lengths, cu_seqlens, cu_seqlens_k)
             options |= {"positions": positions, "key_positions": key_positions}
-            return packing.call_nested(self, x, context, value, options)
+            return packing.call_nested(self, x, context, value, options | parts)
         checks.check_inputs(x, context, value, (self.embed_dim, self.kdim, self.vdim), self.q_proj.weight)
         checks.check_cache(cache, x, cu_seqlens, lengths)
         checks.check_positions(positions, key_positions, cache is not None, self.position_bias is not None)
         checks.check_beside_x(x, mask=mask, bias=bias, positions=positions, key_positions=key_positions)
         checks.check_beside_x(x, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, lengths=lengths)
+        if contributions:
+            checks.check_whole("contributions", "out_proj", self.out_proj)
         alike = context is None  # queries and keys are made of the same tokens
         keys = x if context is None else context
         L, M = x.shape[-2], keys.shape[-2]
@@ -277,19 +285,23 @@ class MultiHeadAttention(nn.Module):
             if cache is not None:
                 k, v, offset, start, real = cache.append(k, v, lengths=lengths, queries=L)
             out, *rest = attend(self, q, k, v, where, offset, start, real, **options)  # out [B, H, L, Dv]
-            y = self._output(x, out)
+            out = self._gated(x, out)
+            y: Tensor = self.out_proj(out.transpose(-3, -2).flatten(-2))  # [B, L, H * Dv] -> [B, L, Eo]
+            if head_outputs:
+                rest.append(out)
+            if contributions:
+                rest.append(out @ projections.by_head(self.out_proj.weight, self.num_heads))
         if cache is not None and (weights or y.requires_grad):
             cache.lend()
+        y = drop(y, self.output_dropout, self.training) if self.output_dropout else y
         return (y, *rest) if rest else y
 
-    def _output(self, x: Tensor, out: Tensor) -> Tensor:
-        """out [B, H, L, Dv], gated, to y [B, L, Eo]."""
-        out = out.transpose(-3, -2)  # [B, L, H, Dv]
-        if self.gate_proj is not None:
-            gate = torch.unflatten(torch.sigmoid(self.gate_proj(x)), -1, (self.num_heads, -1))  # [B, L, H, 1 or Dv]
-            out = out * gate.to(out.dtype)
-        y: Tensor = self.out_proj(out.flatten(-2))  # [B, L, H * Dv] -> [B, L, Eo]
-        return drop(y, self.output_dropout, self.training) if self.output_dropout else y
+    def _gated(self, x: Tensor, out: Tensor) -> Tensor:
+        """out [B, H, L, Dv] times what x opens of it."""
+        if self.gate_proj is None:
+            return out
+        gate = projections.split(torch.sigmoid(self.gate_proj(x)), self.num_heads, -1)  # [B, H, L, 1 or Dv]
+        return out * gate.to(out.dtype)
 
     def prune_heads(self, heads: Iterable[int]) -> Self:
         """Takes heads out for good, in place: the matrices get smaller, y is what it is with these heads' gates at 0.

@@ -39,6 +39,11 @@ def split(y: Tensor, heads: int, width: int) -> Tensor:
     return torch.unflatten(y, -1, (heads, width)).transpose(-3, -2)
 
 
+def by_head(w_o: Tensor, heads: int) -> Tensor:
+    """out_proj's weight [Eo, H * Dv] -> W_O [H, Dv, Eo], a view."""
+    return torch.unflatten(w_o.T, 0, (heads, -1))
+
+
 def pack(layer: MultiHeadAttention) -> None:
     """Moves the three weights (and biases) of a fused layer behind each other; they stay the same parameters."""
     modules = (layer.q_proj, layer.k_proj, layer.v_proj)
