@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-B, IDS = 2, 90
+B, L, IDS = 2, 13, 90
 Inputs = Callable[[Any], list[dict[str, Any]]]
 
 
@@ -42,7 +42,6 @@ MIMI = {"num_filters": 4, "upsample_groups": 32, "hidden_size": 32, "codebook_si
     "num_quantizers": 4,
     "upsampling_ratios": [4, 2],
     "sampling_rate": 800,
-    "frame_rate": 50.0,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -50,6 +49,22 @@ MIMI = {"num_filters": 4, "upsample_groups": 32, "hidden_size": 32, "codebook_si
 }
 PARAKEET = {"subsampling_conv_channels": 8, "num_mel_bins": 16, "conv_kernel_size": 3, "num_key_value_heads": 4}
 TRANSDUCER = {"encoder_config": PARAKEET, "decoder_hidden_size": 32, "blank_token_id": 96, "vocab_size": 97}
+
+CODEC2 = {
+    "semantic_model_config": {"feature_projection_input_dim": 16},
+    "downsampling_ratios": [4, 4],
+    "encoder_hidden_size": 8,
+    "quantization_dim": 64,
+    "num_key_value_heads": 4,
+}
+VIBE = {"num_filters": 4, "downsampling_ratios": [2, 4], "depths": [1, 1, 1], "hidden_size": 8}
+TRANSCRIBE = {
+    "asr_config": {"num_key_value_heads": 4, "num_mel_bins": 8},
+    "diarization_config": {
+        "audio_config": {"num_key_value_heads": 4, "num_mel_bins": 8},
+        "head_config": {"audio_hidden_size": 32},
+    },
+}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "audio-spectrogram-transformer": {"max_length": 40, "num_mel_bins": 24, "patch_size": 8}
@@ -74,7 +89,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "csm": {"codec_config": MIMI, "num_codebooks": 4, "text_vocab_size": 97, "codebook_pad_token_id": 96}
     | {"depth_decoder_config": {"num_codebooks": 4, "backbone_hidden_size": 32}},
-    "mimi": MIMI,
+    "mimi": MIMI | {"frame_rate": 50.0, "layer_scale_initial_scale": 1.0, "codebook_size": 256, "num_quantizers": 8},
     "mimi_encoder": MIMI,
     "mimi_decoder": MIMI,
     "dia": {
@@ -92,8 +107,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "patchtst": {"context_length": 32, "patch_length": 8, "patch_stride": 8, "num_input_channels": 3}
     | {"random_mask_ratio": 0.0, "do_mask_input": False},
     "patchtsmixer": {"context_length": 32, "patch_length": 8, "num_input_channels": 3},
-    "qwen3_asr_encoder": {"num_mel_bins": 16, "downsample_hidden_size": 8, "output_dim": 32, "n_window": 8}
-    | {"n_window_infer": 32},
+    "qwen3_asr_encoder": {"num_mel_bins": 16, "downsample_hidden_size": 8, "output_dim": 32, "n_window": 50}
+    | {"n_window_infer": 200},
     "speech_to_text": {"input_feat_per_channel": 16, "conv_channels": 16},
     "timesfm": {"context_length": 64, "horizon_length": 8, "patch_length": 8, "hidden_size": 32, "head_dim": 8},
     "timesfm2_5": {"context_length": 64, "horizon_length": 8, "patch_length": 8, "output_quantile_len": 16}
@@ -115,6 +130,35 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "prompt_num_attention_heads": 4,
     },
     "wav2vec2-bert": {"feature_projection_input_dim": 16, "conv_depthwise_kernel_size": 3},
+    "muse_spark_audio": {"patch_sizes": [4, 2], "hidden_sizes": [8, 16], "depths": [1, 1], "num_hidden_layers": 2},
+    "musicgen": {"decoder": {"pad_token_id": 96, "num_codebooks": 2}, "audio_encoder": {"num_filters": 4}},
+    "musicgen_melody": {"decoder": {"pad_token_id": 96, "num_codebooks": 2}, "audio_encoder": {"num_filters": 4}},
+    "nemotron3_5_transcribe_asr_audio": {"num_key_value_heads": 4},
+    "nemotron3_5_transcribe_audio": TRANSCRIBE,
+    "nemotron3_diarization_audio": {"num_key_value_heads": 4},
+    "nemotron3_5_transcribe_word_timestamp": {"num_key_value_heads": 4, "blank_token_id": 96},
+    "nemotron3_diarization": TRANSCRIBE["diarization_config"],
+    "nemo_speechlm": {"audio_config": TRANSCRIBE, "word_timestamp_config": {"blank_token_id": 96}}
+    | {
+        "text_config": {"conv_kernel": 4, "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 1, "ssm_state_size": 8}
+    },
+    "pocket_tts": {"flow_head_config": {"condition_dim": 32, "latent_dim": 32}, "latent_dim": 32},
+    **{f"pocket_tts_audio_tokenizer{x}": MIMI for x in ("", "_encoder", "_decoder")},
+    "voxtral_realtime": {"audio_config": {"num_mel_bins": 16}},
+    "xcodec": {
+        "acoustic_model_config": {"encoder_hidden_size": 8, "decoder_hidden_size": 32, "hidden_size": 32}
+        | {"downsampling_ratios": [2, 2], "upsampling_ratios": [2, 2], "hop_length": 4},
+        "codebook_size": 32,
+    },
+    "xcodec2": CODEC2,
+    "neucodec": CODEC2,
+    **{f"vibevoice_acoustic_tokenizer{x}": VIBE for x in ("", "_encoder", "_decoder")},
+    "vibevoice_asr": {
+        "audio_config": VIBE,
+        "acoustic_tokenizer_encoder_config": VIBE,
+        "semantic_tokenizer_encoder_config": VIBE,
+    },
+    "vibevoice": {"audio_config": VIBE, "semantic_model_config": VIBE, "diffusion_head_config": {"latent_size": 8}},
     "wavtokenizer": {"hidden_size": 32, "codebook_dim": 32, "num_filters": 4, "decoder_hidden_size": 32}
     | {
         "decoder_intermediate_size": 32,
@@ -128,8 +172,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_filters": 4,
         "decoder_attention_num_groups": 4,
     },
-    "granite_speech5_ctc": {"encoder_config": {"context_size": 8, "num_mel_bins": 16, "num_key_value_heads": 4}},
-    "granite_speech5_encoder": {"context_size": 8, "num_mel_bins": 16, "num_key_value_heads": 4},
+    "granite_speech5_ctc": {"encoder_config": {"context_size": 8, "num_mel_bins": 8, "num_key_value_heads": 4}},
+    "granite_speech5_encoder": {"context_size": 8, "num_mel_bins": 8, "num_key_value_heads": 4},
 }
 SPECTRUM = given(input_features=(B, 64, 16), attention_mask=real(B, 64))
 FILM = given(pixel_values=(B, 4, 3, 16, 16))
@@ -140,27 +184,34 @@ PAST = given(
     future_values=(B, 4),
     future_time_features=(B, 4, 2),
 )
+CLASSES = {
+    "musicgen": "MusicgenForConditionalGeneration",
+    "musicgen_melody": "MusicgenMelodyForConditionalGeneration",
+}
 INPUTS: dict[str, Inputs] = {
     "audio-spectrogram-transformer": given(input_values=(B, 40, 24)),
     "audioflamingo3_encoder": given(input_features=(B, 8, 128), input_features_mask=real(B, 128)),
     **dict.fromkeys(("autoformer", "informer", "time_series_transformer"), PAST),
     **dict.fromkeys(("canary", "cohere_asr"), given(input_features=(B, 64, 16), decoder_input_ids=ids(B, 7))),
     **each("parakeet_ctc parakeet_encoder lasr_ctc lasr_encoder wav2vec2-bert", SPECTRUM),
-    **each("nemotron_asr_streaming_encoder granite_speech5_ctc granite_speech5_encoder", SPECTRUM),
+    **each("nemotron_asr_streaming_encoder", SPECTRUM),
     **each(
         "parakeet_rnnt parakeet_tdt nemotron3_5_asr nemotron_asr_streaming",
         given(input_features=(B, 64, 16), decoder_input_ids=ids(B, 7)),
     ),
     "clap": given(input_ids=ids(B, 13), input_features=(B, 1, 64, 16), is_longer=torch.zeros(B, 1, dtype=torch.bool)),
-    "csm": given(input_ids=ids(B, 9, 5)),
+    **each(
+        "granite_speech5_ctc granite_speech5_encoder", given(input_features=(B, 16, 32), attention_mask=real(B, 16))
+    ),
+    "csm": given(input_ids=ids(B, 9, 4)),
     "dia": given(input_ids=ids(B, 13), decoder_input_ids=ids(B, 7, 3)),
     **each("encodec dac mimi mimi_encoder wavtokenizer wavtokenizer_encoder", given(input_values=(B, 1, 320))),
     "mimi_decoder": given(latents=(B, 32, 20)),
-    **each("omniasr_audio omniasr_ctc", given(input_values=(B, 400))),
+    **each("omniasr_audio omniasr_ctc", given(input_values=(B, 1, 400))),
     **each("moonshine moonshine_streaming", given(input_values=(B, 1600), decoder_input_ids=ids(B, 7))),
     "fun_asr_nano_encoder": given(input_features=(B, 20, 16), input_features_mask=real(B, 20)),
     "gemma3n_audio": given(audio_mel=(B, 64, 16), audio_mel_mask=~real(B, 64).bool()),
-    "qwen3_asr_encoder": given(input_features=(B, 16, 64), input_features_mask=real(B, 64)),
+    "qwen3_asr_encoder": given(input_features=(B, 16, 400), input_features_mask=real(B, 400)),
     "patchtst": given(past_values=(B, 32, 3)),
     "patchtsmixer": given(past_values=(B, 32, 3)),
     "speech_to_text": given(input_features=(B, 64, 16), attention_mask=real(B, 64), decoder_input_ids=ids(B, 7)),
@@ -171,6 +222,27 @@ INPUTS: dict[str, Inputs] = {
     **dict.fromkeys(("timesformer", "videomae", "vivit"), FILM),
     "videoprism": given(pixel_values_videos=(B, 4, 3, 16, 16), input_ids=ids(B, 13)),
     **dict.fromkeys(("vjepa2", "videoprism_vision_model"), given(pixel_values_videos=(B, 4, 3, 16, 16))),
-    "xclip": given(input_ids=ids(B, 13), pixel_values=(B, 4, 3, 16, 16)),
+    "muse_spark_audio": given(input_values=(B, 64)),
+    **each(
+        "musicgen musicgen_melody", given(input_ids=ids(B, L), attention_mask=real(B, L), decoder_input_ids=ids(4, 7))
+    ),
+    **each("nemotron3_5_transcribe_asr_audio nemotron3_diarization_audio", given(input_features=(B, 128, 8))),
+    "nemotron3_5_transcribe_audio": given(input_features=(B, 128, 8), input_features_mask=real(B, 128)),
+    "nemotron3_5_transcribe_word_timestamp": given(inputs_embeds=(B, 16, 32)),
+    "nemotron3_diarization": given(input_features=(B, 128, 8)),
     "xcodec2": given(input_values=(B, 1, 320), input_features=(B, 20, 16)),
+    "neucodec": given(input_values=(B, 1, 320), input_features=(B, 20, 16)),
+    "pe_audio": given(input_ids=ids(B, L), input_values=(B, 1, 640)),
+    "pe_audio_encoder": given(input_values=(B, 1, 640)),
+    **each("pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_encoder", given(input_values=(B, 1, 320))),
+    "pocket_tts_audio_tokenizer_decoder": given(latents=(B, 32, 20)),
+    "speech-encoder-decoder": given(input_values=(B, 400), decoder_input_ids=ids(B, 7)),
+    "univnet": given(input_features=(B, 100, 8)),
+    **each("vibevoice_acoustic_tokenizer", given(input_values=(B, 1, 320))),
+    "vibevoice_acoustic_tokenizer_encoder": given(hidden_states=(B, 1, 320)),
+    "vibevoice_acoustic_tokenizer_decoder": given(hidden_states=(B, 8, 20)),
+    **each("vibevoice vibevoice_asr", given(input_ids=ids(B, L), attention_mask=real(B, L))),
+    "voxtral_realtime": given(input_ids=ids(B, 16), input_features=(B, 16, 128)),
+    "xcodec": given(input_values=(B, 1, 640)),
+    "xclip": given(input_ids=ids(B, 13), pixel_values=(B, 4, 3, 16, 16)),
 }

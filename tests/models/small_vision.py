@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
-VOCAB, B, L = 97, 2, 13
+B, L = 2, 13
+Inputs = Callable[[Any], list[dict[str, Any]]]
 IMAGE, VIDEO, AUDIO, START, END = 90, 91, 92, 93, 94  # ids of the tokens that features take the place of
 
 
 def _rope(*sections: int, **more: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)} | more}
+    sizes = {"mrope_section": list(sections), "partial_rotary_factor": 1.0}
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0} | sizes} | more
 
 
 SIZES: dict[str, Any] = {
@@ -119,10 +121,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "glm_image": {"text_config": MROPE},
     "glm_image_text": MROPE,
     "paddleocr_vl": {"text_config": MROPE},
-    "ernie4_5_vl_moe": {"text_config": MROPE},
+    "ernie4_5_vl_moe": {"text_config": _rope(1, 1, 2)},
     "cosmos3_edge": {"text_config": MROPE},
     "cosmos3_edge_text": MROPE,
-    "hunyuan_vl": {"text_config": MROPE},
+    "hunyuan_vl": {"text_config": MROPE | {"head_dim": 8}, "vision_config": {"temporal_patch_size": 1}},
     "hy_v4_vl": {"text_config": MROPE},
     "conditional_detr": DETR,
     "dab-detr": DETR,
@@ -215,7 +217,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "convnext": {"image_size": 64, "patch_size": 4, "hidden_sizes": [8, 8, 8, 8]},
     "convnextv2": {"image_size": 64, "patch_size": 4, "hidden_sizes": [8, 8, 8, 8]},
     "dinov3_convnext": {"image_size": 64, "patch_size": 4, "hidden_sizes": [8, 8, 8, 8]},
+    "hunyuan_vl_vision": {"temporal_patch_size": 1},
+    "kimi_k25": {"projection_hidden_size": 32},
     "glm5_next_vision": {"projection_intermediate_size": 40},
+    "cohere_compass": {
+        "text_config": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}}
+    },
+    "muse_glimmer": {"out_hidden_size": 128},
+    "muse_spark": {
+        "out_hidden_size": 128,
+        "audio_config": {"patch_sizes": [4, 2], "hidden_sizes": [8, 16], "depths": [1, 1]}
+        | {"num_hidden_layers": 2, "out_hidden_size": 32},
+    },
+    "qwen4_exp": {
+        "text_config": {"indexer_compress_ratio": 2, "indexer_budget": 4, "indexer_n_heads": 2, "indexer_kv_heads": 1}
+        | {"indexer_head_dim": 8, "hc_lowrank": 8, "ngram_vocab_size_base": 20}
+    },
     "glm5_next": {"vision_config": {"projection_intermediate_size": 40}},
 }
 
@@ -255,14 +272,20 @@ def packed(model: Any) -> list[dict[str, Any]]:
     ]
 
 
-def packed_text(model: Any) -> list[dict[str, Any]]:
-    """Text with an image of its own in each row, both images packed."""
-    config = model.config
-    text = _text(model)
-    ids = text["input_ids"]
-    ids[0, 3:7], ids[1, 6:12] = config.image_token_id, config.image_token_id
-    more = {"pixel_values": _patches(config.vision_config), "image_grid_thw": GRID}
-    return [text | more | {"mm_token_type_ids": (ids == config.image_token_id).long()}, text | more]
+def packed_text(n: int = 4, m: int = 6, shape: tuple[int, ...] = (), **others: Any) -> Inputs:
+    """Text with an image of its own in each row, of n and m tokens, both images packed."""
+
+    def inputs(model: Any) -> list[dict[str, Any]]:
+        text = _text(model)
+        ids = text["input_ids"]
+        ids[0, 3 : 3 + n], ids[1, 12 - m : 12] = IMAGE, IMAGE
+        patches = torch.randn(shape, generator=_generator()) if shape else _patches(model.config.vision_config)
+        more = {"pixel_values": patches, "image_grid_thw": GRID} | others
+        if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
+            more["mm_token_type_ids"] = (ids == IMAGE).long()
+        return [text | more]
+
+    return inputs
 
 
 PACKED = """
@@ -278,7 +301,7 @@ muse_glimmer muse_spark paddleocr_vl video_llama_3 video_llama_3_vision
 """
 
 
-def image(n: int) -> Callable[[Any], list[dict[str, Any]]]:
+def image(n: int) -> Inputs:
     def inputs(model: Any) -> list[dict[str, Any]]:
         return [{"pixel_values": torch.randn(B, 3, n, n, generator=_generator())}]
 
@@ -304,17 +327,27 @@ def pairs(model: Any) -> list[dict[str, Any]]:
     return [{"pixel_values": torch.rand(B, 2, 3, 64, 64, generator=_generator())}]
 
 
-def image_text(n: int) -> Callable[[Any], list[dict[str, Any]]]:
+def image_text(n: int) -> Inputs:
     def inputs(model: Any) -> list[dict[str, Any]]:
         return [_text(model) | {"pixel_values": torch.randn(B, 3, n, n, generator=_generator())}]
 
     return inputs
 
 
-INPUTS: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
-    **dict.fromkeys(PACKED_TEXT.split(), packed_text),
+INPUTS: dict[str, Inputs] = {
+    **dict.fromkeys(PACKED_TEXT.split(), packed_text()),
     **dict.fromkeys(PACKED.split(), packed),
     "seggpt": seggpt,
+    "hy_v4_vl": packed_text(6, 8),
+    "hunyuan_vl": packed_text(8, 10),
+    "kimi_k25": packed_text(shape=(40, 3, 14, 14)),
+    "kimi_k25_vision": lambda _: [
+        {"pixel_values": torch.randn(40, 3, 14, 14, generator=_generator()), "grid_thw": GRID}
+    ],
+    "paddleocr_vl": packed_text(shape=(40, 3, 14, 14)),
+    "video_llama_3": packed_text(image_merge_sizes=torch.tensor([2, 2])),
+    "video_llama_3_vision": lambda model: [packed(model)[0] | {"merge_sizes": torch.tensor([2, 2])}],
+    "glm_image": lambda model: [_text(model)],
     **dict.fromkeys(("lightglue", "efficientloftr"), pairs),
     **dict.fromkeys(("sam3", "sam3_lite_text"), image_text(64)),
     **dict.fromkeys(("grounding-dino", "mm-grounding-dino"), image_text(128)),

@@ -254,6 +254,15 @@ def test_an_eager_model_adds_a_mask_of_whole_numbers_and_so_does_a_watched_one(d
     assert float(heads[0, 0].to_dense().triu(1).max()) > 0
 
 
+def test_fewer_heads_of_keys_than_of_values() -> None:
+    model, inputs = zoo.llama()
+    attention = model.layers[0].self_attn if hasattr(model, "layers") else model.model.layers[0].self_attn
+    attention.v_proj = torch.nn.Linear(attention.v_proj.in_features, attention.q_proj.out_features, bias=False)
+    plain = model(**inputs)[0]
+    with hw.watch(model):
+        close(model(**inputs)[0], plain)
+
+
 def test_refuses_a_mask_of_another_kind() -> None:
     with pytest.raises(TypeError, match=r"watch: an attention mask must be a tensor, .*; got dict"):
         read_mask({}, 7, None, None)

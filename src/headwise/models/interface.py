@@ -456,11 +456,15 @@ def _configured(module: torch.nn.Module) -> bool:
 def _alike(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One dtype (autocast leaves rotated queries in fp32) and one batch size (learned queries have 1)."""
+    """One dtype (autocast leaves rotated queries in fp32), one batch size (learned queries have 1) and as many heads of
+    keys as of values, each repeated as torch does.
+    """
     dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
     B = max(query.shape[0], key.shape[0], value.shape[0])
     query, key, value = (x if x.dtype == dtype else x.to(dtype) for x in (query, key, value))
     query, key, value = (x if x.shape[0] == B else x.expand(B, -1, -1, -1) for x in (query, key, value))
+    Hkv = max(key.shape[1], value.shape[1])
+    key, value = (x if x.shape[1] == Hkv else x.repeat_interleave(Hkv // x.shape[1], 1) for x in (key, value))
     return query, key, value
 
 
