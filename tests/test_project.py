@@ -13,7 +13,7 @@ import pytest
 import headwise
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted({*(ROOT / "examples").glob("*.py")} - {ROOT / "examples" / "why_many_heads.py"})
 
 
 def python(*arguments: str, folder: Path) -> str:
@@ -89,6 +89,16 @@ def test_the_version_is_the_one_of_the_package() -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_examples_run(example: Path, tmp_path: Path) -> None:
     assert python(str(example), folder=tmp_path).count("\n") >= 3
+
+
+def test_one_head_cannot_follow_two_relations_and_two_heads_can(tmp_path: Path) -> None:
+    options = "--only", "two", "model", "--heads", "1", "2", "--seeds", "1"
+    said = python(str(ROOT / "examples" / "why_many_heads.py"), *options, folder=tmp_path)
+    one, two = re.findall(r"^ +([12]) +0 +(\d\.\d\d) +(\d\.\d\d) +(.*)$", said, re.M)
+    assert one[0] == "1" and min(map(float, one[1:3])) < 0.3 and max(map(float, one[1:3])) > 0.97
+    assert two[0] == "2" and min(map(float, two[1:3])) > 0.97
+    assert {look.split()[0] for look in two[3].split(", ")} == {"previous", "marked"}
+    assert "solved -> problem 0.9" in said
 
 
 def test_the_library_use_in_the_readme_runs(tmp_path: Path) -> None:
