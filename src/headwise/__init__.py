@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headwise.nn.position_bias import ALiBi, RelativeBias
     from headwise.nn.rotary import RotaryEmbedding
     from headwise.nn.scaling import DynamicNTKScaling, LinearScaling, Llama3Scaling, ProportionalScaling, YarnScaling
+    from headwise.walk.trace import Trace, trace
     from headwise.weights import Weights
 
 __version__ = "0.1.0"
@@ -49,6 +50,7 @@ __all__ = [
     "Referring",
     "RelativeBias",
     "RotaryEmbedding",
+    "Trace",
     "Weights",
     "YarnScaling",
     "ablate",
@@ -73,6 +75,7 @@ __all__ = [
     "retrieval",
     "set_num_threads",
     "syntax",
+    "trace",
     "watch",
     "window",
 ]
@@ -98,6 +101,7 @@ _HOME = {
     "nn.position_bias": ["ALiBi", "RelativeBias"],
     "nn.rotary": ["RotaryEmbedding"],
     "nn.scaling": ["DynamicNTKScaling", "LinearScaling", "Llama3Scaling", "ProportionalScaling", "YarnScaling"],
+    "walk.trace": ["Trace", "trace"],
     "weights": ["Weights"],
 }
 _MODULE = {name: f"headwise.{module}" for module, names in _HOME.items() for name in names}

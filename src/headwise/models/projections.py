@@ -31,12 +31,23 @@ class OutputProjection:
 
     def by_head(self, H: int) -> torch.Tensor:
         """W_O as [H, Dv, E]."""
-        matrix: torch.Tensor = self.module.weight.detach()  # type: ignore[operator]
-        away = getattr(getattr(self.module, "_hf_hook", None), "weights_map", None)
-        if matrix.is_meta and away is not None:  # accelerate keeps offloaded weights there
-            matrix = away["weight"]
-        matrix = matrix if _is_conv1d(self.module) else matrix.T  # [H * Dv, E]
+        matrix = _matrix(self.module)  # [H * Dv, E]
         return matrix.reshape(H, -1, matrix.shape[1])
+
+
+def matrix_of(module: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The matrix [in, out] and bias of a Linear or Conv1D; None and None of anything else."""
+    if not _is_matrix(module):
+        return None, None
+    return _matrix(module), None if module.bias is None else module.bias.detach()
+
+
+def _matrix(module: torch.nn.Module) -> torch.Tensor:
+    matrix: torch.Tensor = module.weight.detach()  # type: ignore[operator]
+    away = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
+    if matrix.is_meta and away is not None:  # accelerate keeps offloaded weights there
+        matrix = away["weight"]
+    return matrix if _is_conv1d(module) else matrix.T
 
 
 def output_projection(model: torch.nn.Module, place: Place, op: str) -> OutputProjection:

@@ -182,11 +182,16 @@ def check_inputs(x: Any, context: Any, value: Any, widths: tuple[int, int, int],
         )
 
 
-def check_whole(what: str, name: str, module: torch.nn.Module) -> None:
-    """A projection whose matrix is all it does, so that it can be cut by heads: no adapter, no hook, not quantised."""
-    kind = torch.nn.utils.parametrize.type_before_parametrizations(module)
+def is_whole(module: torch.nn.Module) -> bool:
+    """Whether a projection is its matrix and bias alone: no adapter, no hook, not quantised."""
     hooks = (module._forward_hooks, module._forward_pre_hooks)
-    if kind is not torch.nn.Linear or any(hooks):
+    return torch.nn.utils.parametrize.type_before_parametrizations(module) is torch.nn.Linear and not any(hooks)
+
+
+def check_whole(what: str, name: str, module: torch.nn.Module) -> None:
+    """A projection that can be cut by heads."""
+    if not is_whole(module):
+        kind = torch.nn.utils.parametrize.type_before_parametrizations(module)
         found = "one with hooks" if kind is torch.nn.Linear else kind.__name__
         raise TypeError(
             f"{OP}: {name} must be a plain torch.nn.Linear where {what} are asked for; got {found}; merge or remove "

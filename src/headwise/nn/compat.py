@@ -118,19 +118,34 @@ class MultiheadAttention(nn.MultiheadAttention):
             return _nested(self, query, key, value, need_weights, average_attn_weights, is_causal)
         checks.check_inputs(self, query, key, value)
         batched = query.dim() == 3
-        q, k, v = (_split(self, y) for y in _project(self, query, key, value))  # [B, H, L, E / H], [B, H, S, E / H]
-        B, H, L, S = *q.shape[:3], k.shape[2]
-        checks.check_masks(attn_mask, key_padding_mask, B, H, L, S, batched, query)
-        if key_padding_mask is not None and not batched:
-            key_padding_mask = key_padding_mask[None]
-        mask, bias = constraints(attn_mask, key_padding_mask, is_causal, H, _extra(self), S, query.device)
-        out, w = _attend(self, q, k, v, mask, bias, need_weights)
+        out, w = attended(self, query, key, value, key_padding_mask, attn_mask, is_causal, need_weights)
         y = _merge(self, out, batched)
         if not need_weights:
             return y, None
         found = _averaged(w) if average_attn_weights else w[...]
-        found = found.to(q.dtype)
+        found = found.to(out.dtype)
         return y, found if batched else found[0]
+
+
+def attended(
+    layer: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    looked: bool,
+) -> tuple[Tensor, Any]:
+    """What the heads of torch's layer give, [B, H, L, E / H], before out_proj, and the weights where `looked`."""
+    q, k, v = (_split(layer, y) for y in _project(layer, query, key, value))  # [B, H, L, E / H], [B, H, S, E / H]
+    B, H, L, S = *q.shape[:3], k.shape[2]
+    batched = query.dim() == 3
+    checks.check_masks(attn_mask, key_padding_mask, B, H, L, S, batched, query)
+    if key_padding_mask is not None and not batched:
+        key_padding_mask = key_padding_mask[None]
+    mask, bias = constraints(attn_mask, key_padding_mask, is_causal, H, _extra(layer), S, query.device)
+    return _attend(layer, q, k, v, mask, bias, looked)
 
 
 def take_no_fast_path(module: nn.Module, args: Any) -> None:

@@ -251,16 +251,17 @@ class MultiHeadAttention(nn.Module):
             ValueError: a shape breaks a rule above. TypeError: a type, dtype or device does, or contributions are
                 asked for and out_proj is no plain torch.nn.Linear. And `attention`'s. The cache is then as it was.
         """
-        parts = {"head_outputs": head_outputs, "contributions": contributions}
         options = {"mask": mask, "bias": bias, "score_mod": score_mod, "weights": weights, "return_lse": return_lse}
         if is_fx_value(x):
             said = {"cache": cache, "lengths": lengths, "positions": positions, "key_positions": key_positions}
             said |= {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k}
-            return fx_node(type(self), (x, context, value), options | said | parts, module=self)
+            said |= {"head_outputs": head_outputs, "contributions": contributions}
+            return fx_node(type(self), (x, context, value), options | said, module=self)
         if packing.is_nested(x):
             checks.check_nested(cache, lengths, cu_seqlens, cu_seqlens_k)
             options |= {"positions": positions, "key_positions": key_positions}
-            return packing.call_nested(self, x, context, value, options | parts)
+            options |= {"head_outputs": head_outputs, "contributions": contributions}
+            return packing.call_nested(self, x, context, value, options)
         checks.check_inputs(x, context, value, (self.embed_dim, self.kdim, self.vdim), self.q_proj.weight)
         checks.check_cache(cache, x, cu_seqlens, lengths)
         checks.check_positions(positions, key_positions, cache is not None, self.position_bias is not None)
