@@ -14,8 +14,9 @@ with torch.no_grad():
 
     for link in heads.find(("she", "scientist"), ("she", "engineer")):
         print(f"{link.source} -> {link.target}")
-        for layer, head, weight in link.ranking[:3]:
-            print(f"    head {layer}.{head}: {weight:.2f}")
+        for entry in link.ranking[:3]:
+            layer, head, weight = entry
+            print(f"    head {layer}.{head}: {weight:.2f}; all other rows give {link.target} {entry.others:.2f}")
 
     layer, head, _ = heads.find(("she", "scientist"))[0].ranking[0]
     with hw.ablate(model, [(layer, head)]):

@@ -48,15 +48,21 @@ def test_without_arguments_it_shows_the_scientist_and_the_engineer(
     rows = [line.split() for line in said.out.splitlines()]
     for link in cli.LINKS:
         assert any(row[:3] == [link[0], "→", link[1]] for row in rows)
-    # known answers: head 5.10 gives "scientist" .34 and "engineer" .26 from "she"
-    given = [float(row[row.index("5.10") + 1]) for row in rows if "5.10" in row and row[0] == "she"]
-    assert given == pytest.approx([0.34, 0.26], abs=0.005)
+    # known answers: head 5.10 gives "scientist" .34 and "engineer" .26 from "she", all other rows .15 and .22
+    found = [row[row.index("5.10") + 1 :] for row in rows if "5.10" in row]
+    assert [float(x) for x in found[0][:3]] == pytest.approx([0.338, 0.150, 0.188], abs=0.0015)
+    assert [float(x) for x in found[1]] == pytest.approx([0.338, 0.259, 0.079, -0.072, 0.038], abs=0.0015)
+    told = " ".join(said.out.split())
+    assert '"she": scientist or engineer?' in told
+    assert 'With "impressed" 0 of 72 heads turn from one to the other' in told
+    assert "not what the model makes of them" in told
+    assert next(row for row in rows if row[:1] == ["duplicate"])[1] == "2"  # 0.8 in the text, 2.9 on tokens said twice
     assert "72 heads" in said.out
     assert "the outputs rebuilt from them" in " ".join(said.out.split())
     page = (folder / "heads.html").read_text()
     assert page.lower().startswith("<!doctype html>")
     assert page.rstrip().endswith("</html>")
-    assert "minilm" in page[page.index("<title>") : page.index("</title>")]
+    assert f"<title>{cli.SENTENCE} (minilm)" in page
     assert [path.name for path in folder.iterdir()] == ["heads.html"]
 
 
@@ -68,6 +74,14 @@ def test_a_text_of_ones_own_with_links_from_standard_input(
     assert cli.run(["look", "-", "--link", "fox:naive", "-o", "other.html"]) == 0
     assert "fox → naive" in capsys.readouterr().out
     assert [path.name for path in folder.iterdir()] == ["other.html"]
+
+
+def test_two_texts_of_ones_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["The dog chased the cat until it was tired.", "--against", "The dog chased the cat until it was caught."]
+    assert cli.run(["look", *texts, "--link", "it:dog", "--link", "it:cat", "--link", "it:tired"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert '"it": dog or cat?' in told and 'With "caught." ' in told
+    assert '"it": dog or tired?' in told and told.count("heads turn from one to the other") == 1
 
 
 def test_a_text_without_links_prints_the_kinds_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

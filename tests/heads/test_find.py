@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,7 +10,7 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.heads.find import Hidden, link_weights
+from headwise.heads.find import Hidden, Ranked, elsewhere, find, link_weights
 from headwise.heads.locate import locate, pick
 from headwise.heads.words import Words, _byte_of, words_of
 from headwise.models.pretrained import load_encoder_or_decoder
@@ -47,8 +50,71 @@ def test_ranks_all_heads(seen: Any) -> None:
     (link,) = seen[0].find(("thanked", "other"))
     assert (link.source, link.target) == ("thanked", "other")
     assert {(layer, head) for layer, head, _ in link.ranking} == {(l, h) for l in range(6) for h in range(12)}
-    found = [weight for *_, weight in link.ranking]
-    assert found == sorted(found, reverse=True)
+    lifts = [entry.lift for entry in link.ranking]
+    assert lifts == sorted(lifts, reverse=True)
+
+
+def test_what_all_other_rows_give_the_same_word(seen: Any) -> None:
+    heads, there = seen
+    thanked, many = (there.spans[there.labels.index(word)] for word in ("thanked", "unfathomable"))
+    for source, target in ((thanked, many), (many, thanked)):
+        (link,) = heads.find(tuple(f"#{span[0]}" if len(span) == 1 else "unfathomable" for span in (source, target)))
+        others = [i for i in range(len(there.tokens)) if i not in source]
+        for layer, head, weight in link.ranking:
+            (entry,) = (x for x in link.ranking if x[:2] == (layer, head))
+            A = heads[layer].to_dense()[0, head]
+            assert entry.others == pytest.approx(float(A[others][:, target].sum(1).mean()), abs=1e-6)
+            assert entry.lift == pytest.approx(weight - entry.others)
+
+
+def test_rows_that_cannot_see_the_word_and_padding_are_no_others() -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.normal(size=(2, 6, 9, 4)), rng.normal(size=(2, 3, 9, 4))
+    real = np.array([[True] * 9, [True] * 6 + [False] * 3])
+    _, w = hw.attention(q, k, k, mask=hw.causal() & hw.keys(real), weights=True)
+    A = w.to_dense()[1]
+    found = elsewhere(w, 1, [4], [2, 3], real)
+    np.testing.assert_allclose(found, A[:, [2, 3, 5]][:, :, [2, 3]].sum(2).mean(1))
+    mask = np.ones((9, 9), bool)
+    mask[[1, 7]] = False  # rows with nothing to attend to
+    _, w = hw.attention(q[:1], k[:1], k[:1], mask=mask, weights=True)
+    rows = [0, 2, 3, 5, 6, 8]
+    np.testing.assert_allclose(elsewhere(w, 0, [4], [0]), w.to_dense()[0][:, rows, 0].mean(1))
+    assert elsewhere(w, 0, range(9), [0]) == [None] * 6
+
+
+def test_a_head_that_looks_there_from_everywhere_comes_after_one_that_looks_from_the_word() -> None:
+    everywhere, here = np.full((4, 4), 0.1), np.full((4, 4), 0.25)
+    everywhere[:, 1], here[2] = 0.7, [0.2, 0.5, 0.15, 0.15]
+    x = np.zeros((1, 2, 4, 2))
+    weights = hw.attention(x, x, x, bias=np.log(np.stack([everywhere, here]))[None], weights=True)[1]
+
+    class Seen:
+        query_words = key_words = (words("a", "b", "c", "d"),)
+        tokenizer, layers = None, (0,)
+
+        def __getitem__(self, layer: int) -> Any:
+            return weights
+
+        def shift(self, layer: int) -> tuple[int, int]:
+            return 0, 0
+
+        def call(self, layer: int) -> Any:
+            return SimpleNamespace(query_mask=lambda: None)
+
+    (found,) = find(Seen(), [("c", "b")])
+    assert [entry[1] for entry in found.ranking] == [1, 0]
+    assert [entry.others for entry in found.ranking] == pytest.approx([0.25, 0.7])
+    assert [entry.lift for entry in found.ranking] == pytest.approx([0.25, 0.0], abs=1e-9)
+
+
+def test_an_entry_is_three_numbers_and_two_more() -> None:
+    entry = Ranked(5, 10, 0.34, 0.15)
+    assert (*entry,) == (5, 10, 0.34) and entry[:2] == (5, 10)
+    again = pickle.loads(pickle.dumps(entry))
+    assert (again, again.others, copy.copy(entry).others) == (entry, 0.15, 0.15)
+    assert repr(entry) == "Ranked(layer=5, head=10, weight=0.34, others=0.15, lift=0.19)"
+    assert Ranked(0, 0, 0.5).lift == 0.5
 
 
 def test_the_second_of_its_kind(seen: Any) -> None:

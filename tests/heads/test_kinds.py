@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import headwise as hw
-from headwise.heads.kinds import Text, measures, repeats
+from headwise.heads.kinds import NOT_CALIBRATED, Text, kind, measures, mix, repeats
 
 S = 23
 
@@ -311,3 +311,33 @@ def test_repeats_that_are_hidden_count_for_nothing(hidden: str) -> None:
         _, w = hw.attention(x, x, x, bias=np.where(np.tri(4, dtype=bool), 0.0, -np.inf), weights=True)
     row = measures(w, text([5, 6, 5, 6], L=4))[0]
     assert row["duplicate"] == pytest.approx((1 / 3 + 1 / 4) / 2)
+
+
+def row_of(**figures: Any) -> dict[str, Any]:
+    names = ("previous", "next", "self", "first", "separator", "duplicate", "induction")
+    nulls = dict.fromkeys(f"{name}_null" for name in names)
+    given = {"positional": 0.2, "offset": -3, "breadth": 0.5, "rows": 40, "texts": 1}
+    return dict.fromkeys(names) | nulls | NOT_CALIBRATED | given | figures
+
+
+def test_what_a_mixed_head_mixes() -> None:
+    assert mix(row_of(previous=0.36, first=0.25, self=0.09)) == "36 % previous + 25 % first + 20 % 3 before"
+    assert mix(row_of(previous=0.36, positional=0.36, offset=-1)) == "36 % previous"
+    assert mix(row_of(positional=0.31, offset=8, rows=20)) == ""  # at most 12 rows have such a place
+    assert mix(row_of(first=0.05, positional=0.05)) == ""
+
+
+@pytest.mark.parametrize(
+    ("figures", "kind_"),
+    [
+        ({"first": 0.9, "twice_induction": 0.8}, "induction"),
+        ({"twice_induction": 0.8, "twice_induction_null": 0.9}, "mixed"),
+        ({"twice_duplicate": 0.41, "twice_induction": 0.5}, "induction"),
+        ({"previous": 0.7, "twice_induction": 0.8}, "previous"),
+        ({"first": 0.9, "twice_induction": 0.3}, "first"),
+        ({"breadth": 0.9, "twice_duplicate": 0.5}, "duplicate"),
+        ({"positional": 0.5, "twice_duplicate": 0.1}, "positional"),
+    ],
+)
+def test_tokens_said_twice_name_heads_without_work(figures: dict[str, float], kind_: str) -> None:
+    assert kind(row_of(**figures)) == kind_

@@ -152,6 +152,11 @@ class Browser:
             )
         )
 
+    def enter(self, selector: str | None) -> None:
+        """Into a frame; None leads out again."""
+        frame = None if selector is None else self.run("return document.querySelector(arguments[0])", selector)
+        self._ask("POST", "/frame", {"id": frame})
+
     def log(self, kind: str) -> list[dict[str, Any]]:
         return self._ask("POST", "/se/log", {"type": kind})  # type: ignore[no-any-return]
 

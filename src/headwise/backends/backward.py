@@ -201,4 +201,3 @@ def _summed(x: Tensor, y: Tensor, Hkv: int) -> Tensor:
     group = h // Hkv if Hkv else 0
     x, y = x.reshape(b, Hkv, group * l, s), y.reshape(b, Hkv, group * l, y.shape[3])
     return x.transpose(2, 3) @ y
-

@@ -17,28 +17,61 @@ class Hidden(ValueError):
     """The mask hides a link in every layer."""
 
 
+class Ranked(tuple[int, int, float]):
+    """One head of a ranking: the tuple (layer, head, weight), and what the same word is given elsewhere.
+
+    weight: from the link's first word to its second. others: the mean of what all other rows give that second word: the
+    rows of the text that are no padding, have something to attend to and may see the word, without the first word's
+    own; None where there are none. lift: weight - others (weight, where there are no others).
+
+    >>> one = Ranked(5, 10, 0.34, 0.15)
+    >>> layer, head, weight = one
+    >>> one == (5, 10, 0.34), round(one.lift, 2)
+    (True, 0.19)
+    """
+
+    others: float | None
+
+    def __new__(cls, layer: int, head: int, weight: float, others: float | None = None) -> Ranked:
+        made = super().__new__(cls, (layer, head, weight))
+        made.others = others
+        return made
+
+    def __getnewargs__(self) -> tuple[int, int, float, float | None]:
+        return (*self, self.others)
+
+    def __repr__(self) -> str:
+        others = "None" if self.others is None else f"{self.others:.4g}"
+        return f"Ranked(layer={self[0]}, head={self[1]}, weight={self[2]:.4g}, others={others}, lift={self.lift:.4g})"
+
+    @property
+    def lift(self) -> float:
+        return self[2] - (self.others or 0.0)
+
+
 @dataclass(frozen=True)
 class Link:
-    """All heads for one link, the strongest first.
+    """All heads for one link, those first that give the target more than other rows of the text give it.
 
-    source, target: the words as they are in the text. ranking: (layer, head, weight). source_word, target_word: their
-    places among the words of the queries and of the keys. left_out: layers that did not compute the source's row, as
-    some do in a generation.
+    source, target: the words as they are in the text. ranking: (layer, head, weight) each, with `others` and `lift`, by
+    which they are sorted; see `Ranked`. source_word, target_word: their places among the words of the queries and of
+    the keys. left_out: layers that did not compute the source's row, as some do in a generation.
     """
 
     source: str
     target: str
-    ranking: list[tuple[int, int, float]]
+    ranking: list[Ranked]
     source_word: int = 0
     target_word: int = 0
     left_out: tuple[int, ...] = ()
 
 
 def find(part: Any, links: Sequence[Any], batch: int | None = None) -> list[Link]:
-    """Ranks all heads of a part by the weight they put on each link.
+    """Ranks all heads of a part by how much more weight they put on each link than on its target elsewhere.
 
     The weight to a word of several tokens is summed, from one averaged (Clark et al., 2019, section 4); tokens with
-    nothing to attend to are left out.
+    nothing to attend to are left out. A head that looks at nouns from everywhere gives a noun much weight from any
+    word: so heads are ranked by lift, the weight less the mean of what all other rows give the target (`Ranked`).
 
     Args:
         part: what `watch` saw, `Heads` or one of its parts.
@@ -74,7 +107,7 @@ def _words(part: Any) -> tuple[list[Words], list[Words]]:
 
 def _ranked(part: Any, batch: int, source: Place, target: Place) -> Link:
     """All heads for a link; rows and keys are known by their positions, for a layer may have fewer."""
-    ranking: list[tuple[int, int, float]] = []
+    ranking: list[Ranked] = []
     left_out = []
     for layer in part.layers:
         weights, shift = part[layer], part.shift(layer)
@@ -90,8 +123,10 @@ def _ranked(part: Any, batch: int, source: Place, target: Place) -> Link:
         if not rows or not all(0 <= i < L for i in rows) or not all(j < S for j in columns):
             left_out.append(layer)
             continue
-        given = link_weights(weights, batch, rows, [j for j in columns if j >= 0])
-        ranking += [(layer, head, weight) for head, weight in enumerate(given)]
+        seen = [j for j in columns if j >= 0]
+        given = link_weights(weights, batch, rows, seen)
+        others = elsewhere(weights, batch, rows, seen, part.call(layer).query_mask())
+        ranking += [Ranked(layer, head, *both) for head, both in enumerate(zip(given, others, strict=True))]
     if not ranking:
         raise ValueError(
             f'find: no layer computed the row of "{source.label}" (token {source.tokens[0]}); layers may compute the '
@@ -103,7 +138,7 @@ def _ranked(part: Any, batch: int, source: Place, target: Place) -> Link:
             f"{target.tokens[0]}): the mask hides it in every layer, as a decoder's hides what comes later; a link "
             "must lead to a word that can be seen"
         )
-    ranking.sort(key=lambda entry: (-entry[2], entry[0], entry[1]))
+    ranking.sort(key=lambda entry: (-entry.lift, entry[0], entry[1]))
     return Link(source.label, target.label, ranking, source.word, target.word, tuple(left_out))
 
 
@@ -130,11 +165,51 @@ def link_weights(weights: Any, batch: int, rows: Sequence[int], columns: Sequenc
     >>> link_weights(w, 0, [1, 3], [0, 1])
     [0.75]
     """
-    block = to_numpy(weights[batch, :, np.asarray(rows)[:, None], np.asarray(columns)])  # [r, c, H] or [H, r, c]
-    block = np.moveaxis(block, -1, 0) if block.shape[:2] == (len(rows), len(columns)) else block
+    sums = _sums(weights, batch, rows, columns)
     some = np.isfinite(to_numpy(weights.lse)[batch][:, list(rows)])  # [H, r]
-    sums = block.sum(2)
     return [float(row[seen].mean()) if seen.any() else 0.0 for row, seen in zip(sums, some, strict=True)]
+
+
+def elsewhere(
+    weights: Any, batch: int, rows: Sequence[int], columns: Sequence[int], real: Any = None
+) -> list[float | None]:
+    """Each head's mean weight to a word (`columns`, summed) from all rows but a word's own (`rows`).
+
+    Rows of padding (real [B, L] says which are none), rows with nothing to attend to and rows from which the mask hides
+    the word are left out; None where that leaves none.
+
+    >>> import numpy as np, headwise as hw
+    >>> x = np.zeros((1, 1, 4, 2))
+    >>> _, w = hw.attention(x, x, x, mask=hw.causal(), weights=True)
+    >>> elsewhere(w, 0, [3], [1])                          # 1/2 and 1/3: row 0 cannot see it
+    [0.4166...]
+    """
+    L = weights.shape[2]
+    use = np.ones(L, bool)
+    if real is not None:
+        mask = to_numpy(real)
+        use &= mask[batch if len(mask) > 1 else 0]
+    use[list(rows)] = False
+    others = np.flatnonzero(use)
+    if not len(others) or not len(columns):
+        return [None] * weights.shape[1]
+    sums = _sums(weights, batch, others, columns)
+    at = (batch, slice(None), others[:, None], np.asarray(columns))
+    seen = _heads_first(to_numpy(weights.scores[at]) > -np.inf, len(others), len(columns)).any(2)
+    seen &= np.isfinite(to_numpy(weights.lse)[batch][:, others])
+    return [float(row[some].mean()) if some.any() else None for row, some in zip(sums, seen, strict=True)]
+
+
+def _sums(weights: Any, batch: int, rows: Sequence[int] | np.ndarray, columns: Sequence[int]) -> np.ndarray:
+    """The weight of each row to all of the columns together, [H, r]."""
+    block = to_numpy(weights[batch, :, np.asarray(rows)[:, None], np.asarray(columns)])
+    sums: np.ndarray = _heads_first(block, len(rows), len(columns)).sum(2)
+    return sums
+
+
+def _heads_first(block: np.ndarray, r: int, c: int) -> np.ndarray:
+    """[H, r, c] from that or from [r, c, H]."""
+    return np.moveaxis(block, -1, 0) if block.shape[:2] == (r, c) else block
 
 
 def _batch_entry(batch: int | None, B: int) -> int:

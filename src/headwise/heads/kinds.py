@@ -21,38 +21,72 @@ from headwise.weights import Weights
 Array = np.ndarray
 
 SHARE = 0.4  # a measure below it names no kind
+PART = 0.1  # a measure below it is no part of a mix
 BROAD = 0.8  # of the largest entropy possible
-KINDS = ("previous", "next", "self", "first", "separator", "duplicate", "induction", "positional", "broad", "mixed")
+MEANING = {  # what a head of each kind attends to above all
+    "previous": "the token before",
+    "next": "the token after",
+    "self": "the token itself",
+    "first": "the first token of the text",
+    "separator": "special tokens but the first",
+    "duplicate": "the same token elsewhere",
+    "induction": "what followed the same token elsewhere",
+    "positional": "a fixed distance of 2 to 8 tokens",
+    "broad": "nearly everything alike",
+    "mixed": "no one thing",
+}
+NULLS = {  # what stands beside each figure, to hold it against
+    "previous": "the best other fixed distance",
+    "next": "the best other fixed distance",
+    "self": "the best other fixed distance",
+    "first": "the layer's other heads",
+    "separator": "the layer's other heads",
+    "duplicate": "the same with the tokens shuffled",
+    "induction": "the same with the tokens shuffled",
+    "positional": "the layer's other heads",
+    "breadth": "the layer's other heads",
+}
+KINDS = tuple(MEANING)
+NAMED = KINDS[:7]  # those that have a share of their own
 SPREAD = (
     "entropy", "breadth", "peak", "previous", "next", "self", "first", "separator", "duplicate", "induction",
     "positional",
 )  # fmt: skip
+NOT_CALIBRATED = dict.fromkeys(
+    f"twice_{name}{suffix}" for name in ("duplicate", "induction") for suffix in ("", "_null")
+)
 _ROWS = 64  # rows looked at for the largest entropy possible
 
 
 def table(part: Any) -> Table:
     """One dict a head of a part that `watch` saw.
 
-    Keys: part, layer, head, kind; entropy (nats), breadth (entropy over the largest possible), peak (mean of the row
-    maximum), distance (tokens); previous, next, self, first, separator, duplicate, induction (shares of the weight, 0
-    to 1); positional and offset (the best fixed offset's share, and that offset), positional_often (in which share of
-    the rows the largest weight lies there); rows (how many were read), empty (how many rows had nothing to attend to),
-    texts. previous_null, next_null, self_null: the best other fixed offset up to 8 away; first_null, separator_null,
-    positional_null, breadth_null: the mean of the layer's other heads; duplicate_null, induction_null: the same measure
-    with the tokens shuffled. ..._spread: standard deviation of the texts' own means, where there are two texts or more.
-    A measure the text does not allow is None; in cross-attention there are no offsets.
+    Keys: part, layer, head, kind (`MEANING` says each in a line); mix (what the weight is made of, as in "36 % previous
+    + 25 % first": the shares of a tenth or more, at most three); entropy (nats), breadth (entropy over the largest
+    possible), peak (mean of the row maximum), distance (tokens); previous, next, self, first, separator, duplicate,
+    induction (shares of the weight, 0 to 1); positional and offset (the best fixed offset's share, and that offset),
+    positional_often (in which share of the rows the largest weight lies there); rows (how many were read), empty (how
+    many rows had nothing to attend to), texts. previous_null, next_null, self_null: the best other fixed offset up to 8
+    away; first_null, separator_null, positional_null, breadth_null: the mean of the layer's other heads;
+    duplicate_null, induction_null: the same measure with the tokens shuffled. ..._spread: standard deviation of the
+    texts' own means, where there are two texts or more.
+    A measure the text does not allow is None; in cross-attention there are no offsets. After `heads.calibrate(model)`
+    also twice_duplicate, twice_duplicate_null, twice_induction and twice_induction_null: the same on random tokens said
+    twice. They name the kind of a head that has nothing to do in the text at hand.
 
     duplicate: weight on other places of the same token (in cross-attention: on any). induction: weight on what came
     after those places (the key i - N + 1 on tokens repeated with period N; Olsson et al., 2022).
     """
     found = Table()
+    twice = part.calibration
     for layer in part.layers:
         call = part.call(layer)
         weights = call.weights()
-        found += [
-            {"part": part.name, "layer": layer, "head": head, **row}
-            for head, row in enumerate(measures(weights, text_of(part, call, weights)))
-        ]
+        for head, row in enumerate(measures(weights, text_of(part, call, weights))):
+            if twice is not None:
+                row |= twice.get((layer, part.heads_of(layer)[head]), NOT_CALIBRATED)
+                row["kind"] = kind(row)
+            found.append({"part": part.name, "layer": layer, "head": head, **row})
     return found
 
 
@@ -130,22 +164,51 @@ def measures(weights: Weights, text: Text | None = None) -> list[dict[str, Any]]
     table = []
     for h in range(H):
         row = {name: _plain(x, h) for name, x in columns.items()}
-        table.append({"kind": kind(row), **row, **{name: int(n[h]) for name, n in counts.items()}})
+        row |= {name: int(n[h]) for name, n in counts.items()}
+        table.append({"kind": kind(row), "mix": mix(row), **row})
     return table
 
 
 def kind(row: dict[str, Any]) -> str:
-    """The kind of a row of measures: the largest share above 0.4 that beats its null, else a fallback."""
-    named = [
-        (row[name], name)
-        for name in ("previous", "next", "self", "first", "separator", "duplicate", "induction")
-        if row[name] is not None and row[name] >= SHARE and not (row[f"{name}_null"] or 0.0) >= row[name]
-    ]
-    if named:
-        return max(named)[1]
+    """The kind of a row of measures: the largest share above 0.4 that beats its null, else a fallback. A head that the
+    text leaves without work, or at rest on its first token, is named by what it does with tokens said twice, where that
+    is known.
+    """
+    here = _largest(row, NAMED)
+    if here not in (None, "first"):
+        return str(here)
+    said_twice = _largest(row, ("twice_duplicate", "twice_induction"))
+    if said_twice or here:
+        return (said_twice or str(here)).removeprefix("twice_")
     if row["positional"] is not None and row["positional"] >= SHARE:
         return "positional"
     return "broad" if row["breadth"] is not None and row["breadth"] >= BROAD else "mixed"
+
+
+def _largest(row: dict[str, Any], names: tuple[str, ...]) -> str | None:
+    """The largest of these shares that is large enough and beats its null."""
+    named = [
+        (row[name], name)
+        for name in names
+        if row.get(name) is not None and row[name] >= SHARE and not (row[f"{name}_null"] or 0.0) >= row[name]
+    ]
+    return max(named)[1] if named else None
+
+
+def mix(row: dict[str, Any]) -> str:
+    """What a head's weight is made of: the shares of a tenth or more, the largest first, at most three; shares of two
+    names may be of the same place. A distance counts where at least three quarters of a text's rows have it.
+
+    >>> row = dict.fromkeys(NAMED) | {"previous": 0.36, "first": 0.25, "self": 0.04, "rows": 40, "texts": 1}
+    >>> mix(row | {"positional": 0.36, "offset": -1}), mix(row | {"positional": 0.5, "offset": -3})
+    ('36 % previous + 25 % first', '50 % 3 before + 36 % previous + 25 % first')
+    """
+    shares = {name: row[name] for name in NAMED if row.get(name) is not None}
+    offset = row.get("offset")
+    if offset is not None and 1 < abs(offset) <= row["rows"] / max(row["texts"], 1) / 4:
+        shares[f"{abs(offset)} {'before' if offset < 0 else 'after'}"] = row["positional"]
+    parts = sorted(((x, name) for name, x in shares.items() if x >= PART), key=lambda part: -part[0])[:3]
+    return " + ".join(f"{100 * x:.0f} % {name}" for x, name in parts)
 
 
 # the columns

@@ -25,6 +25,7 @@ from headwise.weights import Check, Weights
 if TYPE_CHECKING:
     from headwise.heads.find import Link
     from headwise.heads.prune import PrunePlan
+    from headwise.heads.table import Table
     from headwise.heads.words import Words
 
 
@@ -144,6 +145,7 @@ class Part(ByLayer):
         self.kept: dict[int, list[Call]] = {}
         self.kept_reads: dict[int, list[ReadCall]] = {}  # in place of `kept`, where reads were asked for
         self.chosen: dict[int, list[int]] = {}  # the heads that are there, for each layer that has not all of them
+        self.calibration: dict[tuple[int, int], dict[str, Any]] | None = None  # see `Heads.calibrate`
         self.elsewhere = False  # whether the model also ran in another thread
         self.source: Part | None = None  # of cross-attention: the part its keys come from
         self.target: Part | None = None  # of cross-attention: the part its queries come from
@@ -350,14 +352,14 @@ class Part(ByLayer):
 
     def find(self, *links: tuple[str, str], batch: int | None = None) -> list[Link]:
         """Ranks all heads for each link (from word, to word); see `headwise.heads.find.find`."""
-        from headwise.heads.find import find
+        from headwise.heads.find import Ranked, find
 
         found = find(self, links, batch)
         if not self.chosen:
             return found
         numbers = {layer: self.heads_of(layer) for layer in self.layers}
         return [
-            replace(link, ranking=[(layer, numbers[layer][head], weight) for layer, head, weight in link.ranking])
+            replace(link, ranking=[Ranked(x[0], numbers[x[0]][x[1]], x[2], x.others) for x in link.ranking])
             for link in found
         ]
 
@@ -513,6 +515,27 @@ class Heads(ByLayer):
             return self.parts["decoder"]
         told = [part for part in self.parts.values() if part.layers and not part.cross and part.query_ids is not None]
         return told[0] if len(told) == 1 else self.main
+
+    def calibrate(self, model: Any) -> Table:
+        """Runs the model over random tokens said twice, so that `table()` names induction and duplicate heads though
+        the text repeats nothing; what was found is kept, for each model. See `headwise.heads.calibrate.calibrate`.
+
+        Args:
+            model: the model that was watched.
+        Raises:
+            ValueError: it does not run on token ids alone.
+        """
+        from headwise.heads.calibrate import FIGURES, calibrate
+
+        part = next(iter(self.parts.values()))
+        rows = calibrate(model, None if isinstance(part.tokenizer, KeptTokenizer) else part.tokenizer)
+        for part in self.parts.values():
+            part.calibration = {
+                (row["layer"], row["head"]): {f"twice_{name}": row[name] for name in FIGURES}
+                for row in rows
+                if row["part"] == part.name
+            }
+        return rows
 
     def norms(self, model: Any) -> list[dict[str, Any]]:
         """One dict a head, all parts: what share of the weight the first token, the separators and the nearest tokens

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from headwise.arrays import to_numpy
+from headwise.heads.kinds import MEANING, NULLS
 from headwise.view.page import Cut, Page, Panel, Side
 from headwise.weights import Weights
 
@@ -71,6 +72,8 @@ def encode(page: Page, plans: Sequence[Plan | None], found: Sequence[Summaries])
 
     meta = {
         "title": page.title,
+        "kinds": MEANING,
+        "nulls": NULLS,
         "step": STEP,
         "check": {
             "rows": page.check.row_sum_error,
@@ -114,6 +117,8 @@ def _panel(panel: Panel, long: Plan | None, found: Summaries, put: Any) -> dict[
         "layers": [[layer, weights.shape[0]] for layer, weights in panel.layers.items()],
         "rows": [_rounded(row) for row in panel.rows],
         "links": panel.links,
+        "contrasts": panel.contrasts,
+        "text": panel.text,
     }
     if long is None:
         meta["exact"] = {str(layer): put(steps(to_numpy(w.to_dense(limit=None)))) for layer, w in panel.layers.items()}

@@ -5,14 +5,17 @@ L queries, S keys, H heads of one layer; one text of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
 
 from headwise.arrays import to_numpy
-from headwise.heads.words import Words
+from headwise.heads.contrast import contrasts
+from headwise.heads.words import Words, reader
+from headwise.models.watch import worst
 from headwise.weights import Check, Weights
 
 NAMES = {"self": "Self-attention", "encoder": "Encoder", "decoder": "Decoder", "cross": "Cross-attention"}
@@ -20,25 +23,31 @@ NAMES = {"self": "Self-attention", "encoder": "Encoder", "decoder": "Decoder", "
 
 @dataclass(frozen=True)
 class Side:
-    """The queries or the keys: tokens, and words as [first token, token after the last)."""
+    """The queries or the keys: tokens, and words as [first token, token after the last).
+
+    generated: the first token that was generated; None where none was, or it is not known.
+    """
 
     tokens: list[str]
     words: list[str]
     starts: list[int]
+    generated: int | None = None
 
     @classmethod
-    def of(cls, words: Words | None, n: int, places: np.ndarray | None = None) -> Side:
+    def of(cls, words: Words | None, n: int, places: np.ndarray | None = None, generated: int | None = None) -> Side:
         """From the tokenizer's words; numbers where there are none (an image's patches, embeddings). places: the
-        numbers of the tokens that are shown, all by default.
+        numbers of the tokens that are shown, all by default. generated: the number of the first that was generated.
         """
         places = np.arange(n) if places is None else places
+        begins = None if generated is None else int((places < generated).sum())
         if words is None:
             labels = [str(i) for i in places]
-            return cls(labels, labels, list(range(len(places))))
+            return cls(labels, labels, list(range(len(places))), begins)
         home = {token: word for word, span in enumerate(words.spans) for token in span}
         shown = [home[int(token)] for token in places]
         starts = [at for at, word in enumerate(shown) if at == 0 or shown[at - 1] != word]
-        return cls([words.tokens[token] for token in places], [words.labels[shown[at]] for at in starts], starts)
+        labels = [words.labels[shown[at]] for at in starts]
+        return cls([words.tokens[token] for token in places], labels, starts, begins)
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,8 @@ class Panel:
     layers: dict[int, Weights | Cut]  # [H, L, S] each, of one text
     rows: list[dict[str, Any]]  # heads.table()
     links: list[dict[str, Any]] = field(default_factory=list)
+    contrasts: list[dict[str, Any]] = field(default_factory=list)
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,19 +74,22 @@ class Page:
     check: Check
 
     @classmethod
-    def from_heads(cls, heads: Any, links: Sequence[tuple[str, str]] = (), batch: int = 0) -> Page:
+    def from_heads(
+        cls, heads: Any, links: Sequence[tuple[str, str]] = (), batch: int = 0, text: str = "", model: str = ""
+    ) -> Page:
         """From what `watch` saw.
 
         Args:
             heads: `Heads`.
             links: pairs (from word, to word); looked up in the part that sees the whole text.
             batch: which text, or which beam of a generation; its padding is left out.
+            text: as it was before the tokenizer took it. model: what it is called, its class by default.
         Raises:
             ValueError: nothing was seen, there is no such text, or a link's word is not in it.
         """
         seen = {name: part for name, part in heads.parts.items() if part.kept}
         check = heads.check()
-        linked = "encoder" if "encoder" in seen else next((name for name, part in seen.items() if not part.cross), None)
+        linked = _linked({name: part for name, part in seen.items() if name == "encoder" or not part.cross})
         most = max((part.call(part.layers[0]).k.shape[0] for part in seen.values()), default=0)
         if not 0 <= batch < most:
             raise ValueError(f"report: batch must be 0 to {most - 1}, for {most} texts were watched; got {batch}")
@@ -93,14 +107,57 @@ class Page:
                 Panel(
                     name,
                     NAMES.get(name, name),
-                    Side.of(queries, L, rows),
-                    Side.of(keys, S, columns),
+                    Side.of(queries, L, rows, _generated(call)),
+                    Side.of(keys, S, columns, None if part.cross else _generated(call, keys=True)),
                     shown,
                     part.table(),
                     [_link(link, _number(queries, rows), _number(keys, columns)) for link in found],
+                    [_contrast(one) for one in contrasts(found)],
+                    text or _text(queries, rows),
                 )
             )
-        return cls(heads.model_name, panels, check)
+        return cls(model or heads.model_name, panels, check)
+
+    @classmethod
+    def beside(cls, pages: Sequence[Page]) -> Page:
+        """Several texts of one model on one page, each under what it says and the others do not."""
+        if len(pages) == 1:
+            return pages[0]
+        panels = []
+        for n, page in enumerate(pages):
+            own = page.changed_from(pages[n - 1 if n else 1])
+            several = len(page.panels) > 1
+            panels += [
+                replace(panel, title=f"{own}: {panel.title}" if several else own, name=f"{panel.name} {n}")
+                for panel in page.panels
+            ]
+        return cls(pages[0].title, panels, worst([page.check for page in pages]))
+
+    @property
+    def linked(self) -> Panel:
+        """The part in which links are looked up."""
+        name = _linked({panel.name: None for panel in self.panels})
+        return next((panel for panel in self.panels if panel.name == name), self.panels[0])
+
+    def changed_from(self, other: Page) -> str:
+        """The words of its text that the other's has not in their place."""
+        ours, theirs = (page.linked.text.split() for page in (self, other))
+        changes = SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes()
+        changed = " ".join(" ".join(ours[i:j]) for kind, _, _, i, j in changes if kind != "equal")
+        return (changed if len(changed) <= 40 else f"{changed[:39]}…") or "the same text"
+
+
+def _linked(parts: Mapping[str, Any]) -> str | None:
+    """The part that sees the whole of a text."""
+    return "encoder" if "encoder" in parts else next((name for name in parts if name != "cross"), None)
+
+
+def _text(words: Words | None, places: np.ndarray) -> str:
+    """A text as its tokens read; nothing where they are no words."""
+    if words is None:
+        return ""
+    special = {token for span, yes in zip(words.spans, words.special, strict=True) if yes for token in span}
+    return reader(words)([int(at) for at in places if int(at) not in special]).strip()
 
 
 def _entry(batch: int, most: int, B: int) -> int:
@@ -172,11 +229,27 @@ def _on_end(places: np.ndarray) -> bool:
     return bool(len(places) and places[-1] - places[0] == len(places) - 1)
 
 
+def _generated(call: Any, keys: bool = False) -> int | None:
+    """The row, or key, of the first token that was generated: after a first piece all steps were of one token."""
+    first, *steps = (q.shape[2] for q in call.q)
+    if not steps or max(steps) > 1:
+        return None
+    return int(first + (call.start - call.key_start if keys else 0))
+
+
+def _contrast(found: Any) -> dict[str, Any]:
+    heads = [[h.layer, h.head, *(round(x, 5) for x in (h.first, h.second, h.elsewhere))] for h in found.heads]
+    return {"source": found.source, "first": found.first, "second": found.second, "heads": heads}
+
+
 def _link(link: Any, queries: dict[int, int], keys: dict[int, int]) -> dict[str, Any]:
     return {
         "source": link.source,
         "target": link.target,
         "sourceWord": queries.get(link.source_word, 0),
         "targetWord": keys.get(link.target_word, 0),
-        "ranking": [[layer, head, round(weight, 5)] for layer, head, weight in link.ranking[:12]],
+        "ranking": [
+            [*entry[:2], *(None if x is None else round(x, 5) for x in (entry[2], entry.others))]
+            for entry in link.ranking[:12]
+        ],
     }

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from headwise.models.atomic import whole_file
-from headwise.view.pack import pack
+from headwise.view.pack import BUDGET, pack
 from headwise.view.page import Page
+
+SCRIPTS = ("words.js", "data.js", "draw.js", "export.js", "grid.js", "links.js", "head.js", "page.js")
 
 
 def report(heads: Any, path: str | os.PathLike[str], links: Sequence[tuple[str, str]] = (), batch: int = 0) -> Path:
@@ -42,14 +44,19 @@ def write_report(page: Page, path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def render(page: Page) -> str:
-    """The page as HTML. Everything that comes from the text or the model travels in the packed data, as base64."""
+def render(page: Page, budget: int = BUDGET) -> str:
+    """The page as HTML, its data packed to so many bytes.
+
+    Everything that comes from the text or the model travels in the packed data, as base64.
+    """
     web = files("headwise.view") / "web"
+    text = page.linked.text if page.panels else ""
+    said = f"{text[:80]}{'…' if len(text) > 80 else ''} ({page.title})" if text else page.title
     filled = {
-        "title": html.escape(f"{page.title}: every head"),
+        "title": html.escape(f"{said}: every head"),
         "style": (web / "style.css").read_text(encoding="utf-8"),
-        "script": "\n".join((web / name).read_text(encoding="utf-8") for name in ("data.js", "draw.js", "page.js")),
-        "data": base64.b64encode(pack(page)).decode(),
+        "script": "\n".join((web / name).read_text(encoding="utf-8") for name in SCRIPTS),
+        "data": base64.b64encode(pack(page, budget)).decode(),
     }
     template = (web / "template.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], template)

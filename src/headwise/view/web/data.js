@@ -11,7 +11,7 @@ async function unpack(text) {
 
 class Panel {
   constructor(meta, buffer, base, step) {
-    Object.assign(this, meta, { buffer, base, step, cache: new Map() });
+    Object.assign(this, meta, { buffer, base, step, cache: new Map(), once: new Map() });
     this.rowOf = new Map(meta.rows.map((row) => [`${row.layer}.${row.head}`, row]));
   }
 
@@ -21,8 +21,35 @@ class Panel {
     return same(this.queries) && same(this.keys) ? ["tokens"] : ["words", "tokens"];
   }
 
+  // What is shown of each token or word: spaces and ends of lines by a sign, for they would not be seen.
   labels(side, level) {
-    return this[side][level];
+    return this.kept(`labels ${side} ${level}`, () => this[side][level].map(visible));
+  }
+
+  // The same, where a label is there more than once with its place among them, as --link takes it: "the#2".
+  names(side, level) {
+    return this.kept(`names ${side} ${level}`, () => {
+      const labels = this.labels(side, level), count = new Map(), nth = new Map();
+      for (const label of labels) count.set(label, (count.get(label) || 0) + 1);
+      return labels.map((label) => {
+        nth.set(label, (nth.get(label) || 0) + 1);
+        return count.get(label) > 1 ? `${label}#${nth.get(label)}` : label;
+      });
+    });
+  }
+
+  // The first token or word that was generated; null where there is none.
+  generated(side, level) {
+    const { generated, starts } = this[side];
+    if (generated === null || generated === undefined) return null;
+    if (level === "tokens") return generated;
+    const at = starts.findIndex((start) => start >= generated);
+    return at < 0 ? null : at;
+  }
+
+  kept(name, make) {
+    if (!this.once.has(name)) this.once.set(name, make());
+    return this.once.get(name);
   }
 
   size(level) {
@@ -73,8 +100,10 @@ class Panel {
   }
 
   // A picture of a head: {rows, columns, values}, at most `most` cells along an axis, each the largest weight in it.
-  map(layer, head, level, most) {
+  // view: {i0, i1, j0, j1}, the part to show, all by default; of a long text then only what its lists hold.
+  map(layer, head, level, most, view = null) {
     const [L, S] = this.size(level);
+    if (view) return this.part(layer, head, level, view, most);
     if (this.long) {
       const at = this.long.levels[level][layer];
       const r = Math.min(this.long.grid, L), c = Math.min(this.long.grid, S);
@@ -82,6 +111,32 @@ class Panel {
       return shrink({ rows: r, columns: c, values }, most);
     }
     return shrink({ rows: L, columns: S, values: this.exactHead(layer, head, level) }, most);
+  }
+
+  part(layer, head, level, { i0, i1, j0, j1 }, most) {
+    const exact = this.exactHead(layer, head, level), S = this.size(level)[1];
+    const rows = Math.min(i1 - i0, most), columns = Math.min(j1 - j0, most), values = new Float32Array(rows * columns);
+    const put = (i, j, w) => {
+      const cell = Math.floor(((i - i0) * rows) / (i1 - i0)) * columns + Math.floor(((j - j0) * columns) / (j1 - j0));
+      if (w > values[cell]) values[cell] = w;
+    };
+    if (exact) for (let i = i0; i < i1; i++) for (let j = j0; j < j1; j++) put(i, j, exact[i * S + j]);
+    else for (const [i, j, w] of this.listed(layer, head, level, i0, i1, j0, j1)) put(i, j, w);
+    return { rows, columns, values };
+  }
+
+  // The weights that a long text's lists hold of some rows and columns, [i, j, weight]; some of them twice.
+  *listed(layer, head, level, i0, i1, j0, j1) {
+    for (let i = i0; i < i1; i++) for (const [j, w] of this.line(layer, head, level, "row", i)) if (j >= j0 && j < j1) yield [i, j, w];
+    for (let j = j0; j < j1; j++) for (const [i, w] of this.line(layer, head, level, "column", j)) if (i >= i0 && i < i1) yield [i, j, w];
+  }
+
+  // One weight; null where a long text's lists do not hold it.
+  weight(layer, head, level, i, j) {
+    const exact = this.exactHead(layer, head, level);
+    if (exact) return exact[i * this.size(level)[1] + j];
+    const found = this.line(layer, head, level, "row", i).find(([n]) => n === j) || this.line(layer, head, level, "column", j).find(([n]) => n === i);
+    return found ? found[1] : null;
   }
 
   // The weights of one query ("row") or to one key ("column"): [[place, weight], ...], largest first.
@@ -101,6 +156,14 @@ class Panel {
     }
     return found.filter((entry) => entry[1] > 0).sort((a, b) => b[1] - a[1] || a[0] - b[0]);
   }
+}
+
+const SIGNS = { "\n": "↵", "\r": "↵", "\t": "⇥", "\u2028": "↵", "\u2029": "↵" };
+
+function visible(label) {
+  if (label === "") return "∅";
+  const shown = label.replace(/[\n\r\t\u2028\u2029]/g, (c) => SIGNS[c]);
+  return shown.trim() === "" ? shown.replace(/\s/g, "␣") : shown;
 }
 
 function shrink(map, most) {

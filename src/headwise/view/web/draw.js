@@ -5,17 +5,17 @@ const RAMPS = {
   dark: ["#16191d", "#1d3850", "#2a6489", "#479dbd", "#97d3d4", "#f6f8df"],
 };
 
-const KINDS = {
-  previous: ["#0072b2", "#4aa8e0", "the token before"],
-  next: ["#3f9fd8", "#8fd0f5", "the token after"],
-  self: ["#00855f", "#2fbd94", "itself"],
-  first: ["#d55e00", "#f0863c", "the first token"],
-  separator: ["#b87d00", "#e8b23c", "a separator"],
-  duplicate: ["#b8558f", "#e08cc0", "the same token elsewhere"],
-  induction: ["#882255", "#d1588f", "what followed the same token before"],
-  positional: ["#6a4fb3", "#a48ff0", "a fixed distance"],
-  broad: ["#77776f", "#a9a9a0", "nearly everything alike"],
-  mixed: ["#55606b", "#8996a3", "no one thing"],
+const KINDS = { // colour on light and on dark, and a letter, for colours alone tell nobody who does not see them
+  previous: ["#0072b2", "#4aa8e0", "p"],
+  next: ["#3f9fd8", "#8fd0f5", "n"],
+  self: ["#00855f", "#2fbd94", "s"],
+  first: ["#d55e00", "#f0863c", "f"],
+  separator: ["#b87d00", "#e8b23c", "e"],
+  duplicate: ["#b8558f", "#e08cc0", "d"],
+  induction: ["#882255", "#d1588f", "i"],
+  positional: ["#6a4fb3", "#a48ff0", "o"],
+  broad: ["#7a6a3a", "#c3b077", "b"],
+  mixed: ["#55606b", "#8996a3", "m"],
 };
 
 const rgb = (hex) => [1, 3, 5].map((n) => parseInt(hex.slice(n, n + 2), 16));
@@ -28,7 +28,11 @@ function colour(weight, theme) {
   return blend(rgb(ramp[n]), rgb(ramp[n + 1]), t - n);
 }
 
-const isDark = (c) => 0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2] < 140;
+// Black or white, whichever stands out more on a colour; one of the two always has a contrast of 4.5 (WCAG 2).
+function inkOn(c) {
+  const [r, g, b] = c.map((x) => (x / 255 <= 0.04045 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
+}
 
 function kindColour(kind, theme) {
   return (KINDS[kind] || KINDS.mixed)[theme === "dark" ? 1 : 0];
@@ -44,9 +48,9 @@ function image(map, paint) {
   return canvas;
 }
 
-function drawThumbnail(canvas, map, kind, theme) {
+function drawThumbnail(canvas, map, kind, theme, pixels) {
   const paper = rgb(theme === "dark" ? "#16191d" : "#ffffff"), ink = rgb(kindColour(kind, theme));
-  const scale = window.devicePixelRatio || 1, size = Math.round(26 * scale);
+  const scale = window.devicePixelRatio || 1, size = Math.round(pixels * scale);
   canvas.width = canvas.height = size;
   const context = canvas.getContext("2d");
   context.imageSmoothingEnabled = map.rows > size;
@@ -73,7 +77,8 @@ function mapLayout(width, map, rowLabels, columnLabels) {
 const MAP_FONT = '11.5px system-ui, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
 const cut = (label) => ([...label].length > 16 ? [...label].slice(0, 15).join("") + "…" : label);
 
-function drawMap(canvas, map, rowLabels, columnLabels, theme, mark) {
+// mark: {i, j}, the row and column to frame; ends: {i, j}, where what was generated begins.
+function drawMap(canvas, map, rowLabels, columnLabels, theme, mark, ends) {
   const width = canvas.parentElement.clientWidth, at = mapLayout(width, map, rowLabels, columnLabels);
   const scale = window.devicePixelRatio || 1, text = theme === "dark" ? "#c9ced4" : "#33383e";
   canvas.style.width = `${width}px`;
@@ -86,6 +91,17 @@ function drawMap(canvas, map, rowLabels, columnLabels, theme, mark) {
   context.drawImage(image(map, (w) => colour(w, theme)), at.left, at.top, at.width, at.height);
   context.strokeStyle = theme === "dark" ? "#3a4149" : "#d5d4cd";
   context.strokeRect(at.left + 0.5, at.top + 0.5, at.width - 0.5, at.height - 0.5);
+  context.setLineDash([5, 3]);
+  context.strokeStyle = theme === "dark" ? "#e6e9ec" : "#1c2126";
+  for (const [n, of, x, y] of [[ends.i, rowLabels.length, 1, 0], [ends.j, columnLabels.length, 0, 1]]) {
+    if (n === null || n <= 0 || n >= of) continue;
+    const from = [at.left + (y * n * at.width) / of, at.top + (x * n * at.height) / of];
+    context.beginPath();
+    context.moveTo(...from);
+    context.lineTo(from[0] + x * at.width, from[1] + y * at.height);
+    context.stroke();
+  }
+  context.setLineDash([]);
   context.font = MAP_FONT;
   context.textBaseline = "middle";
   const strong = (yes) => {
@@ -113,29 +129,11 @@ function drawMap(canvas, map, rowLabels, columnLabels, theme, mark) {
   if (mark) {
     context.strokeStyle = theme === "dark" ? "#ffb454" : "#d55e00";
     context.lineWidth = 1.5;
-    const y = mark.i === null ? null : Math.floor((mark.i * map.rows) / rowLabels.length);
-    const x = mark.j === null ? null : Math.floor((mark.j * map.columns) / columnLabels.length);
+    const cell = (n, of, cells) => (n === null || n === undefined || n < 0 || n >= of ? null : Math.floor((n * cells) / of));
+    const y = cell(mark.i, rowLabels.length, map.rows), x = cell(mark.j, columnLabels.length, map.columns);
     if (y !== null) context.strokeRect(at.left + 0.75, at.top + y * at.dy + 0.75, at.width - 1.5, Math.max(at.dy - 1.5, 1));
     if (x !== null) context.strokeRect(at.left + x * at.dx + 0.75, at.top + 0.75, Math.max(at.dx - 1.5, 1), at.height - 1.5);
   }
   return at;
 }
 
-const escapeXml = (text) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`).replace(/[^\t\n\r -\ud7ff\ue000-\ufffd]/gu, "");
-
-// The same map as vectors, for papers: always on white.
-function svgMap(map, rowLabels, columnLabels, title) {
-  const width = 520, at = mapLayout(width, map, rowLabels, columnLabels), lines = [];
-  for (let i = 0; i < map.rows; i++)
-    for (let j = 0; j < map.columns; j++) {
-      const w = map.values[i * map.columns + j];
-      if (w < 0.0005) continue;
-      const box = [at.left + j * at.dx, at.top + i * at.dy, at.dx, at.dy].map((x) => x.toFixed(2));
-      lines.push(`<rect x="${box[0]}" y="${box[1]}" width="${box[2]}" height="${box[3]}" fill="${css(colour(w, "light"))}"/>`);
-    }
-  if (at.left)
-    rowLabels.forEach((label, i) => lines.push(`<text x="${at.left - 5}" y="${(at.top + (i + 0.5) * at.dy).toFixed(2)}" text-anchor="end" dominant-baseline="central">${escapeXml(cut(label))}</text>`));
-  if (at.top)
-    columnLabels.forEach((label, j) => lines.push(`<text transform="translate(${(at.left + (j + 0.5) * at.dx).toFixed(2)} ${at.top - 5}) rotate(-90)" dominant-baseline="central">${escapeXml(cut(label))}</text>`));
-  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${at.total.toFixed(1)}" width="${width}" height="${at.total.toFixed(1)}" font-family="Helvetica, Arial, sans-serif" font-size="11.5"><title>${escapeXml(title)}</title><rect width="100%" height="100%" fill="#fff"/><rect x="${at.left}" y="${at.top}" width="${at.width.toFixed(2)}" height="${at.height.toFixed(2)}" fill="${RAMPS.light[0]}" stroke="#d5d4cd"/>${lines.join("")}</svg>`;
-}
