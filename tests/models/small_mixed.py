@@ -44,7 +44,23 @@ QFORMER = {"num_query_tokens": 4, "image_token_index": IMAGE, "qformer_config": 
 EFFICIENT = {"image_size": 32, "width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128}
 SMALL_EYE = {"image_size": 28, "patch_size": 14}
 
+PINPOINTS = {"image_grid_pinpoints": [[28, 28]]}
 CONFIGS: dict[str, dict[str, Any]] = {
+    "llava_next": PINPOINTS,
+    "vipllava": {"vision_feature_layers": [-1, -2]},
+    "llava_onevision": PINPOINTS,
+    "gemma3": {"mm_tokens_per_image": 4},
+    "paligemma": {"projection_dim": 32},
+    "idefics2": {
+        "perceiver_config": {"resampler_n_latents": 3, "resampler_n_heads": 4, "resampler_head_dim": 8}
+        | {"resampler_depth": 2}
+    },
+    "internvl": {"vision_config": {"image_size": [28, 28], "patch_size": [14, 14]}},
+    "mllama": {
+        "vision_config": {"attention_heads": 4, "num_global_layers": 1, "intermediate_layers_indices": [0, 1]}
+        | {"vision_output_dim": 96, "max_num_tiles": 2, "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]]},
+        "text_config": {"num_hidden_layers": 4, "cross_attention_layers": [1, 3]},
+    },
     "align": {"vision_config": EFFICIENT, "projection_dim": 32},
     "efficientnet": EFFICIENT,
     "apertus1p5": {
@@ -154,7 +170,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 PICTURE = (B, 3, 28, 28)
 QUERIES = given(query_embeds=(B, 5, 32), encoder_hidden_states=(B, 7, 32))
+PATCHES = torch.tensor([[28, 28]] * B)  # heights and widths of the pictures
 INPUTS: dict[str, Inputs] = {
+    "llava": pictured(4, pixel_values=PICTURE),
+    "vipllava": pictured(4, pixel_values=PICTURE),
+    "llava_next": pictured(10, pixel_values=(B, 2, 3, 28, 28), image_sizes=PATCHES),
+    "llava_onevision": pictured(10, pixel_values=(B, 2, 3, 28, 28), image_sizes=PATCHES),
+    "gemma3": pictured(4, pixel_values=PICTURE),
+    "paligemma": pictured(4, pixel_values=PICTURE),
+    "idefics2": pictured(3, pixel_values=(B, 1, 3, 28, 28)),
+    "idefics3": pictured(1, pixel_values=(B, 1, 3, 28, 28)),
+    "smolvlm": pictured(1, pixel_values=(B, 1, 3, 28, 28)),
+    "internvl": pictured(1, pixel_values=PICTURE),
+    "mistral3": pictured(1, pixel_values=PICTURE, image_sizes=PATCHES),
+    "aya_vision": pictured(1, pixel_values=PICTURE),
+    "cohere2_vision": pictured(1, pixel_values=PICTURE),
+    "mllama": pictured(
+        1,
+        pixel_values=(B, 1, 2, 3, 28, 28),
+        aspect_ratio_ids=torch.tensor([[1], [2]]),
+        aspect_ratio_mask=torch.tensor([[[1, 0]], [[1, 1]]]),
+        cross_attention_mask=torch.tensor([[[1, 0]], [[1, 1]]])[:, None].expand(B, L, 1, 2),
+    ),
     "align": given(input_ids=ids(B, L), attention_mask=real(B, L), pixel_values=(B, 3, 32, 32)),
     "blip-2": pictured(4, pixel_values=PICTURE),
     "instructblip": pictured(4, pixel_values=PICTURE, qformer_input_ids=ids(B, 6)),

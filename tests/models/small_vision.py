@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -96,8 +97,21 @@ SAM3_VISION = {
     "fpn_hidden_size": 32,
     "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
 }
+MEMORY = {
+    "image_size": 64,
+    "memory_attention_num_layers": 2,
+    "memory_attention_hidden_size": 128,
+    "memory_attention_feed_forward_hidden_size": 32,
+    "memory_encoder_hidden_size": 128,
+    "memory_encoder_output_channels": 64,
+    "mask_downsampler_embed_dim": 128,
+    "memory_fuser_embed_dim": 128,
+    "memory_fuser_intermediate_dim": 32,
+    "mask_decoder_config": {"iou_head_hidden_dim": 32, "hidden_size": 128},
+}
 SAM3 = {
     "vision_config": SAM3_VISION,
+    "text_config": {"num_hidden_layers": 4},
     "geometry_encoder_config": {"roi_size": 3},
     "detr_decoder_config": {"num_queries": 6},
 }
@@ -178,8 +192,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "prompt_encoder_config": {"image_size": 64, "patch_size": 16, "hidden_size": 32},
     }
     | {"mask_decoder_config": {"iou_head_hidden_dim": 32}},
+    "sam2_video": MEMORY
+    | {
+        "vision_config": SAM2_VISION | {"fpn_hidden_size": 128},
+        "prompt_encoder_config": {"image_size": 64, "patch_size": 16, "hidden_size": 128},
+        "memory_attention_rope_feat_sizes": [4, 4],
+    },
+    "sam3_tracker_video": MEMORY
+    | {
+        "vision_config": SAM3_VISION | {"fpn_hidden_size": 128},
+        "prompt_encoder_config": {"image_size": 64, "patch_size": 8, "hidden_size": 128},
+        "memory_attention_rope_feat_sizes": [8, 8],
+    },
     "sam3": SAM3,
     "sam3_lite_text": SAM3,
+    "sam3_lite_text_text_model": {"num_hidden_layers": 4},
     "sam3_tracker": {
         "vision_config": SAM3_VISION,
         "prompt_encoder_config": {"image_size": 64, "patch_size": 8, "hidden_size": 32},
@@ -317,6 +344,25 @@ IMAGES = {
 }
 
 
+def filmed(name: str) -> Inputs:
+    """The second frame of a film in which the first showed what to follow."""
+
+    def inputs(model: Any) -> list[dict[str, Any]]:
+        def session() -> Any:
+            film = torch.randn(2, 3, 64, 64, generator=_generator())
+            begun = getattr(sys.modules[type(model).__module__], name)(
+                film, video_height=64, video_width=64, dtype=torch.float32
+            )
+            begun.add_mask_inputs(begun.obj_id_to_idx(1), 0, (film[:1, :1] > 0).float())
+            begun.obj_with_new_inputs.append(1)
+            model(inference_session=begun, frame_idx=0)
+            return begun
+
+        return [{"inference_session": session, "frame_idx": 1}]
+
+    return inputs
+
+
 def seggpt(model: Any) -> list[dict[str, Any]]:
     g = _generator()
     names = ("pixel_values", "prompt_pixel_values", "prompt_masks")
@@ -338,6 +384,8 @@ INPUTS: dict[str, Inputs] = {
     **dict.fromkeys(PACKED_TEXT.split(), packed_text()),
     **dict.fromkeys(PACKED.split(), packed),
     "seggpt": seggpt,
+    "sam2_video": filmed("Sam2VideoInferenceSession"),
+    "sam3_tracker_video": filmed("Sam3TrackerVideoInferenceSession"),
     "hy_v4_vl": packed_text(6, 8),
     "hunyuan_vl": packed_text(8, 10),
     "kimi_k25": packed_text(shape=(40, 3, 14, 14)),
