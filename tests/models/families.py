@@ -424,14 +424,50 @@ def _turns(place: Any, n: int) -> list[tuple[int, int]]:
 
 
 def _ablated(model: Any, inputs: dict[str, Any], heads: Any, plain: Any, rows: torch.Tensor | None) -> None:
-    """All heads of the first layer of a part: something changes, and afterwards nothing has."""
+    """One head of the last layer of each part is what it would be if its layer gave zeros for it, a whole layer changes
+    something, and afterwards nothing has.
+    """
+    places = find_places(model)
     for name, part in heads.parts.items():
         if part.layers and all(float(w._out.abs().max()) > 0 for w in part.calls(part.layers[0])):
             layer = part.layers[0]
             with hw.ablate(model, [(layer, h) for h in range(part.num_heads(layer))], part=name):
                 changed = difference(plain, run(model, inputs), rows)
             assert changed > 0, f"ablating layer {layer} of {name} changes nothing"
+        if not part.layers:
+            continue
+        layer, head = part.layers[-1], part.num_heads(part.layers[-1]) - 1
+        cut = [place.module for place in places if place.part == name and place.layers == (layer,)]
+        with zeroed(cut, head) as asked:
+            wanted = run(model, inputs)
+        if asked:  # layers that look their function up in an older way are not asked
+            with hw.ablate(model, [(layer, head)], part=name):
+                got = run(model, inputs)
+            _small(difference(wanted, got, rows), f"outputs without head {layer}.{head} of {name}")
     assert difference(plain, run(model, inputs), rows) <= 1e-6, "the model is not what it was after an ablation"
+
+
+@contextlib.contextmanager
+def zeroed(modules: list[Any], head: int) -> Iterator[list[Any]]:
+    """The model's own attention, but for one head of these modules, which gives zeros; yields those that were asked."""
+    asked: list[Any] = []
+    before = AttentionInterface.get_interface
+
+    def interface(self: Any, name: Any, default: Any) -> Any:
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            out, *rest = before(self, name, default)(module, *args, **kwargs)
+            if any(module is one for one in modules):
+                asked.append(module)
+                out = out.index_fill(2, torch.tensor([head]), 0.0)  # [B, L, H, D]
+            return out, *rest
+
+        return call
+
+    AttentionInterface.get_interface = interface  # type: ignore[method-assign,assignment]
+    try:
+        yield asked
+    finally:
+        AttentionInterface.get_interface = before  # type: ignore[method-assign]
 
 
 def _generated(model: Any, inputs: dict[str, Any], whole: Any) -> bool:
