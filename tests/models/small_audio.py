@@ -142,6 +142,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {
         "text_config": {"conv_kernel": 4, "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 1, "ssm_state_size": 8}
     },
+    "fastspeech2_conformer_with_hifigan": {
+        "vocoder_config": {"model_in_dim": 8, "upsample_initial_channel": 16, "upsample_rates": [2, 2]}
+        | {"upsample_kernel_sizes": [4, 4]}
+    },
     "pocket_tts": {"flow_head_config": {"condition_dim": 32, "latent_dim": 32}, "latent_dim": 32},
     **{f"pocket_tts_audio_tokenizer{x}": MIMI for x in ("", "_encoder", "_decoder")},
     "voxtral_realtime": {"audio_config": {"num_mel_bins": 16}},

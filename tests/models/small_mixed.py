@@ -44,8 +44,18 @@ QFORMER = {"num_query_tokens": 4, "image_token_index": IMAGE, "qformer_config": 
 EFFICIENT = {"image_size": 32, "width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128}
 SMALL_EYE = {"image_size": 28, "patch_size": 14}
 
+EYE = {"model_type": "clip_vision_model", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | {
+    "intermediate_size": 40,
+    "image_size": 28,
+    "patch_size": 14,
+}
 PINPOINTS = {"image_grid_pinpoints": [[28, 28]]}
 CONFIGS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("fast_vlm", "perception_lm"), {"vision_config": EYE | {"model_args": {"embed_dim": 32}}}),
+    "gemma4_unified_assistant": {
+        "backbone_hidden_size": 16,
+        "text_config": {"global_head_dim": 8, "num_global_key_value_heads": 2},
+    },
     "llava_next": PINPOINTS,
     "vipllava": {"vision_feature_layers": [-1, -2]},
     "llava_onevision": PINPOINTS,
@@ -131,6 +141,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "lxmert": {"l_layers": 2, "x_layers": 2, "r_layers": 2, "visual_feat_dim": 16},
     "minicpm_ocr_vision": {"insert_layer_id": 0},
+    **{
+        kind: {"vision_config": {"insert_layer_id": 0}, "insert_layer_id": 0, "image_token_id": IMAGE}
+        for kind in ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7")
+    },
     "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2], "text_hidden_size": 32, "hidden_size": 32}}
     | {
         "image_patch_id": IMAGE,
@@ -139,7 +153,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "frame_end_token_id": 86,
     },
     "neomme": {"head_dim": 16, "embedding_rank": 8, "document_token_id": 88, "image_token_id": IMAGE},
-    "pi0": {"vlm_config": {"text_config": {}}, "chunk_size": 5},
+    "pi0": {"vlm_config": {"projection_dim": 32}, "chunk_size": 5},
     "pp_formulanet": {
         "vision_config": {"image_size": 64, "patch_size": 4, "output_channels": 16, "post_conv_in_channels": 16}
         | {"post_conv_out_channels": 32, "post_conv_mid_channels": 16, "decoder_hidden_size": 32, "mlp_dim": 32},
@@ -171,7 +185,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
 PICTURE = (B, 3, 28, 28)
 QUERIES = given(query_embeds=(B, 5, 32), encoder_hidden_states=(B, 7, 32))
 PATCHES = torch.tensor([[28, 28]] * B)  # heights and widths of the pictures
+TILES = {"pixel_values": (1, 3, 14, 448), "target_sizes": torch.tensor([[4, 4], [4, 4]])}
 INPUTS: dict[str, Inputs] = {
+    "gemma4_unified_assistant": lambda _: [
+        given(inputs_embeds=(B, 1, 32), attention_mask=torch.ones(B, 7, dtype=torch.long))(_)[0]
+        | {
+            "shared_kv_states": {
+                kind: (torch.randn(B, 2, 7, 8), torch.randn(B, 2, 7, 8))
+                for kind in ("sliding_attention", "full_attention")
+            }
+        }
+    ],
+    "muse_glimmer_assistant": given(
+        noise_embeds=(B, 5, 32), context_hidden_states=(B, 7, 160), attention_mask=torch.ones(B, 12, dtype=torch.long)
+    ),
+    **dict.fromkeys(("fast_vlm", "perception_lm"), given(input_ids=ids(B, L), attention_mask=real(B, L))),
+    "minicpm_ocr": pictured(4, **TILES),
+    "minicpmv4_6": pictured(1, **TILES),
+    "minicpmv4_7": pictured(1, mm_token_type_ids=(torch.arange(L) == 3).long().expand(B, L), **TILES),
     "llava": pictured(4, pixel_values=PICTURE),
     "vipllava": pictured(4, pixel_values=PICTURE),
     "llava_next": pictured(10, pixel_values=(B, 2, 3, 28, 28), image_sizes=PATCHES),
@@ -228,13 +259,13 @@ INPUTS: dict[str, Inputs] = {
     "llama4": pictured(1, pixel_values=PICTURE),
     "neomme": given(input_ids=ids(B, L), attention_mask=real(B, L)),
     "perceiver": given(inputs=(B, 9, 16)),
-    "pi0": given(
+    "pi0": pictured(
+        4,
         state=(B, 32),
         noise=(B, 5, 32),
         timestep=torch.full((B,), 0.5),
-        input_ids=ids(B, L),
-        attention_mask=torch.ones(B, L),
         pixel_values=(B, 1, 3, 28, 28),
+        pixel_attention_mask=torch.ones(B, 1, dtype=torch.bool),
     ),
     "pp_formulanet": given(pixel_values=(B, 3, 64, 64), decoder_input_ids=ids(B, 7)),
     "qwen2_5_omni_thinker": given(input_ids=ids(B, L), attention_mask=real(B, L)),

@@ -192,6 +192,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "prompt_encoder_config": {"image_size": 64, "patch_size": 16, "hidden_size": 32},
     }
     | {"mask_decoder_config": {"iou_head_hidden_dim": 32}},
+    **{f"pp_ocrv{x}_rec": {"head_out_channels": 11} for x in ("5_mobile", "5_server", "6_small", "6_tiny")},
+    "pp_ocrv6_small_det": {"backbone_config": {"out_features": STAGES}, "layer_list_out_channels": [96, 96, 192, 384]},
+    "uvdoc": {"backbone_config": {"out_features": [*STAGES, "stage5", "stage6"]}},
+    "omdet-turbo": {
+        "backbone_config": SWIN4 | {"out_features": STAGES[1:]},
+        "use_timm_backbone": False,
+        "apply_layernorm_after_vision_backbone": False,
+        "encoder_in_channels": [16, 32, 64],
+        "vision_features_channels": [32, 32, 32],
+        "num_queries": 6,
+        "encoder_layers": 1,
+        "decoder_hidden_dim": 32,
+        "decoder_num_heads": 4,
+        "decoder_num_layers": 2,
+        "text_config": {"hidden_size": 64},
+        "text_projection_in_dim": 64,
+        "text_projection_out_dim": 64,
+        "class_embed_dim": 64,
+        "task_encoder_hidden_dim": 64,
+    },
     "sam2_video": MEMORY
     | {
         "vision_config": SAM2_VISION | {"fpn_hidden_size": 128},
@@ -341,6 +361,8 @@ IMAGES = {
     maskformer mask2former lw_detr rf_detr sam sam_hq sam2 sam2_vision_model sam2_hiera_det_model
     sam3_tracker""",
     65: "depth_pro",
+    96: "pp_ocrv5_mobile_rec pp_ocrv5_server_rec pp_ocrv6_small_rec pp_ocrv6_tiny_rec pp_ocrv6_medium_det uvdoc "
+    "pp_ocrv6_small_det",
 }
 
 
@@ -384,6 +406,16 @@ INPUTS: dict[str, Inputs] = {
     **dict.fromkeys(PACKED_TEXT.split(), packed_text()),
     **dict.fromkeys(PACKED.split(), packed),
     "seggpt": seggpt,
+    "omdet-turbo": lambda _: [
+        {
+            "pixel_values": torch.randn(B, 3, 64, 64, generator=_generator()),
+            "classes_input_ids": torch.randint(5, 90, (4, 6), generator=_generator()),
+            "classes_attention_mask": torch.ones(4, 6, dtype=torch.long),
+            "tasks_input_ids": torch.randint(5, 90, (B, 6), generator=_generator()),
+            "tasks_attention_mask": torch.ones(B, 6, dtype=torch.long),
+            "classes_structure": torch.tensor([2, 2]),
+        }
+    ],
     "sam2_video": filmed("Sam2VideoInferenceSession"),
     "sam3_tracker_video": filmed("Sam3TrackerVideoInferenceSession"),
     "hy_v4_vl": packed_text(6, 8),

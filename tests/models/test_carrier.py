@@ -143,6 +143,15 @@ def test_arithmetic_on_a_carrier_is_right(change: Callable[[Any], Any]) -> None:
     assert torch.equal(got, change(plan(hf.causal_mask_function, PADDING).dense()))
 
 
+@pytest.mark.parametrize("name", ["unknown", "bidirectional in an and"])
+def test_arithmetic_on_a_carrier_whose_function_is_called_under_vmap(name: str) -> None:
+    function = unknown if name == "unknown" else hf.and_masks(hf.bidirectional_mask_function, unknown)
+    said = plan(function, None, vmap=True, **SQUARE)
+    carrier, dense = MaskCarrier(said), said.dense()
+    assert torch.equal(~carrier, ~dense)
+    assert torch.equal(carrier[:, :, 2:].logical_not(), ~dense[:, :, 2:])
+
+
 def test_a_float_carrier_is_what_eager_adds() -> None:
     floats = MaskCarrier(replace(plan(hf.causal_mask_function, PADDING), dtype=torch.float16))
     wanted = hf.eager_mask(
