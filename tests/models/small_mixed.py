@@ -51,7 +51,7 @@ EYE = {"model_type": "clip_vision_model", "hidden_size": 32, "num_hidden_layers"
 }
 PINPOINTS = {"image_grid_pinpoints": [[28, 28]]}
 CONFIGS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("fast_vlm", "perception_lm"), {"vision_config": EYE | {"model_args": {"embed_dim": 32}}}),
+    **{kind: {"vision_config": EYE | {"model_args": {"embed_dim": 32}}} for kind in ("fast_vlm", "perception_lm")},
     "gemma4_unified_assistant": {
         "backbone_hidden_size": 16,
         "text_config": {"global_head_dim": 8, "num_global_key_value_heads": 2},
