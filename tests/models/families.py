@@ -109,6 +109,8 @@ def small(cls: Any, more: dict[str, Any] | None = None) -> Any:
                 continue
             if now is None and name not in IDS:
                 continue
+            if isinstance(value, list) and isinstance(now, int):
+                continue
         elif name not in known:
             continue
         chosen[name] = value
@@ -174,9 +176,9 @@ def own(name: str, kind: str, default: Any = None) -> Any:
 def build(kind: str) -> Any:
     cls = getattr(transformers, classes()[kind])
     more = own("CONFIGS", kind, MORE.get(kind))
-    config = small(CONFIG_MAPPING[kind], more)
+    config = _of(cls, small(CONFIG_MAPPING[kind], more))
     with torch.device("meta"):
-        n = sum(p.numel() for p in cls._from_config(small(CONFIG_MAPPING[kind], more)).parameters())
+        n = sum(p.numel() for p in cls._from_config(_of(cls, small(CONFIG_MAPPING[kind], more))).parameters())
     if n > LIMIT_PARAMETERS:
         raise NotTried(f"its smallest config has {n:,} parameters")
     torch.manual_seed(0)
@@ -188,6 +190,12 @@ def build(kind: str) -> Any:
             if p.ndim >= 2 and any(word in name for word in QUERIES_AND_KEYS):
                 p.mul_(8)
     return model
+
+
+def _of(cls: Any, config: Any) -> Any:
+    """A class that writes text takes the config of the text alone, as transformers' own auto classes give it."""
+    takes = cls.config_class
+    return config if takes is None or isinstance(config, takes) else config.get_text_config(decoder=True)
 
 
 class NotTried(Exception):
