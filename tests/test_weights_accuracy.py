@@ -146,10 +146,11 @@ def test_every_option(name: str, dtype: str, size: float, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_few_rows_of_a_step(rows: int, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decoding step sums in another order than the reads: they find the rows' sums themselves."""
+    """A decoding step sums in another order than blocks of queries do; what reads its rows follows it."""
     given, o, seen = problem("causal", "float32", size, rows)
     A, near = truth_and_allowed(given, o, seen)
     monkeypatch.setattr(compiled_reads, "SMALL", 0)
+    monkeypatch.setattr(compiled_reads, "own", None)  # nothing is found anew
     w = weights(given, o, "compiled")
     dense = wide(w[...])
     assert np.abs(dense - A).max() <= near and np.abs(dense.sum(3) - 1).max() <= 1e-6
@@ -157,11 +158,12 @@ def test_the_few_rows_of_a_step(rows: int, size: float, monkeypatch: pytest.Monk
     np.testing.assert_allclose(received.sum(2), rows, rtol=1e-6)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_gradients_of_attention(size: float) -> None:
+@pytest.mark.parametrize(("rows", "size"), [*((L, size) for size in SIZES), (9, 1), (9, 69)])
+def test_gradients_of_attention(rows: int, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """dq, dk and dv by kernels, beside torch's own in fp32."""
-    given, o, seen = problem("causal", "float32", size)
-    dout = torch.from_numpy(np.random.default_rng(5).standard_normal((1, 4, L, D)))
+    given, o, seen = problem("causal", "float32", size, rows)
+    dout = torch.from_numpy(np.random.default_rng(5).standard_normal((1, 4, rows, D)))
+    monkeypatch.setattr(compiled_reads, "own", None)
 
     def gradients(f: Any, dtype: torch.dtype) -> list[np.ndarray]:
         q, k, v = (x.to(dtype).requires_grad_() for x in given)

@@ -30,6 +30,34 @@ def places(key: Any, shape: tuple[int, ...]) -> list[Any]:
         raise kind(f"Weights: {error}{hint}; the weights have shape {shape}") from None
 
 
+def plain_box(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[list[slice], tuple[int, ...]] | None:
+    """The box and the result's shape of a key of ints and slices of step 1, told quickly; None for any other key, and
+    for one that is out of bounds or names no place.
+    """
+    if len(key) > len(shape):
+        return None
+    box, left = [], []
+    for axis, n in enumerate(shape):
+        x = key[axis] if axis < len(key) else slice(None)
+        if type(x) is int:
+            x = x + n if x < 0 else x
+            if not 0 <= x < n:
+                return None
+            box.append(slice(x, x + 1))
+        elif type(x) is slice and x.step is None:
+            try:
+                start, stop, _ = x.indices(n)
+            except TypeError:
+                return None
+            if start >= stop:
+                return None
+            box.append(slice(start, stop))
+            left.append(stop - start)
+        else:
+            return None
+    return box, tuple(left)
+
+
 def is_basic(key: tuple[Any, ...]) -> bool:
     """Whether a key holds ints, slices, Ellipsis and None alone, so that its places are a box."""
     return all(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headwise.arrays import is_torch, to_numpy
-from headwise.backends import compiled_reads, plain_reads
+from headwise.backends import compiled, compiled_reads, plain_reads
 from headwise.backends.asked import Array, Ask
 from headwise.backends.asked import Reads as Reads
 from headwise.backends.blocks import Block
@@ -161,6 +161,7 @@ def _compiled(ask: Ask, source: Recompute, chosen: tuple[range, range], cut: Cut
         offset,
         source.sinks(h, Own(*sums)),
         None if apart else progress,
+        bool(compiled.again(source.sums)),
     )
     if apart:
         alone = Ask(top_k=ask.top_k, norms=ask.norms)

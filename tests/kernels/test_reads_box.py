@@ -7,7 +7,7 @@ from read_cases import OPTIONS, TOLERANCE, case
 from headwise.backends import compiled
 from headwise.kernels import jit, llvm
 from headwise.kernels.interpret import Interpreter, Memory
-from headwise.kernels.plan import Problem
+from headwise.kernels.plan import PLAIN, Problem
 from headwise.kernels.reads_plan import BoxPass
 from headwise.kernels.tile import GEOMETRIES
 
@@ -90,6 +90,32 @@ def test_every_option_compiled(name):
         one.run(c.q.ctypes.data, c.k.ctypes.data)
         del alive
         hold(c, BOXES["rows"], weights, out, "float32")
+
+
+@pytest.mark.parametrize("isa", ["avx512bf16", "avx2", "neon", "portable"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("D", [5, 19, 40])
+def test_scores_in_both_orders_on_the_checking_machine(D, dtype, isa):
+    """Keys along the lanes and queries along the lanes: the same bits as `decode`'s sums of a vector of widths."""
+    c = case((1, 1, 1, 7, 20, D), dtype, "plain")
+    geometry = GEOMETRIES[isa]
+    p = Problem(c.sizes, compiled.kind(c.q), c.q.itemsize, c.q.strides, c.k.strides, (), 1.0, lanewise=True)
+    found = []
+    for rows in (slice(0, 7), slice(2, 3), slice(3, 6)):
+        box = slice(0, 1), slice(0, 1), rows, slice(0, 20)
+        out = np.full([x.stop - x.start for x in box], np.nan, c.sums.dtype)
+        one = BoxPass(p, PLAIN, box, None, out, geometry)
+        values = {**one.values, "q": c.q, "k": c.k, "out": out}
+        args = one.scratch, one.tasks, geometry, one.spec.real, one.spec.pair(geometry)
+        one.spec.program(Interpreter(one.spec.signature(), values, *args))
+        found.append(out[0, 0])
+    assert np.array_equal(found[0][2:3], found[1]) and np.array_equal(found[0][3:6], found[2])
+    if dtype != "bfloat16":  # by NumPy, whose products are rounded before they are added
+        n = geometry.lanes(one.spec.real)
+        wide = np.zeros((2, 20, -(-D // n) * n))
+        wide[0, :7, :D], wide[1, :, :D] = c.q[0, 0], c.k[0, 0]
+        lanes = (wide[0, :7, None] * wide[1]).reshape(7, 20, -1, n).sum(2)
+        np.testing.assert_allclose(found[0], lanes.sum(2), rtol=1e-5, atol=1e-5)
 
 
 def test_a_while_at_a_time_is_the_same(monkeypatch):

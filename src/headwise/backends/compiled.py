@@ -98,7 +98,7 @@ def attention(
 
     trees: what to take in place of the options' score_mod and of the mask's rule; sums: filled in where it is given.
     """
-    from headwise.kernels.plan import PLAIN, Problem, plan
+    from headwise.kernels.plan import Problem, plan
 
     tensors = is_torch(q)
     q, k, v = rows(q), rows(k), rows(v)
@@ -111,27 +111,32 @@ def attention(
     else:
         addresses = [x.__array_interface__["data"][0] for x in (q, k, v, out, lse)]
         problem = Problem(sizes, kind(q), q.itemsize, q.strides, k.strides, v.strides, options.scale)
-    call, alive = PLAIN, None
-    if trees is not None or not options.plain:
-        problem, call, alive = with_options(problem, options, trees)
-    elif options.mask is not None:
-        problem, call, alive = _with_mask(problem, options, options.mask)
+    problem, call, alive = prepared(problem, options, trees)
     one = plan(problem)
     if sums is not None and one.leaves_sums:
         shape = (2, *lse.shape)
         values = lse.new_empty(shape) if tensors else np.empty(shape, lse.dtype)
-        sums.values, sums.by = values, arithmetic()
+        sums.values, sums.by = values, arithmetic(one.lanewise)
         call = replace(call, sums=address(values), sums_next=sizes.B * sizes.H * sizes.L)
     one.run(addresses, call)
     del alive
     return out, lse
 
 
-def arithmetic() -> str:
-    """What the bits of scores that `forward` and the reads make depend on."""
+def arithmetic(lanewise: bool = False) -> str:
+    """What the bits of scores that `forward` (or `decode`: lanewise) and the reads make depend on."""
     from headwise.kernels import llvm
 
-    return f"{llvm.chosen().isa} 2"
+    return llvm.chosen().isa + (" 2 lanewise" if lanewise else " 2")
+
+
+def again(sums: RowSums) -> bool | None:
+    """Whether the kernels are to sum scores lanewise, to find those again that are in the rows' sums; None where they
+    cannot find them.
+    """
+    if sums.values is None:
+        return None
+    return False if sums.by == arithmetic() else True if sums.by == arithmetic(True) else None
 
 
 def _outputs(q: Any, sizes: Sizes, tensors: bool) -> tuple[Any, Any]:
@@ -218,6 +223,15 @@ def _with_mask(problem: Any, o: Options, mask: Mask) -> tuple[Any, Any, Any]:
             _masked.clear()
         found = _masked[problem, key] = with_options(problem, o)
     return found
+
+
+def prepared(problem: Any, o: Options, trees: Trees | None = None) -> tuple[Any, Any, Any]:
+    """`with_options`, the quickest way."""
+    from headwise.kernels.plan import PLAIN
+
+    if trees is not None or not o.plain:
+        return with_options(problem, o, trees)
+    return (problem, PLAIN, None) if o.mask is None else _with_mask(problem, o, o.mask)
 
 
 def with_options(problem: Any, o: Options, trees: Trees | None = None) -> tuple[Any, Any, Any]:

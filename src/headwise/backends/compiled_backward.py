@@ -49,9 +49,10 @@ def gradients(
         results = compiled.attention(q_rows, k_rows, v_rows, alone, sizes, trees, sums)
     out, lse = results
     dead = lse == -torch.inf  # such a row is 0 whatever it is given
+    if compiled.again(sums) is None or sums.known is not None:
+        sums = RowSums()
     if sums.values is None and not bool((lse.masked_fill(dead, 0).abs() < LARGE).all()):
-        # exp(s - lse) has as many digits as lse leaves. A decoding step's sums would be of no use: it makes scores in
-        # another order than the programs of blocks do.
+        # exp(s - lse) has as many digits as lse leaves.
         everything = range(sizes.B), range(sizes.H)
         try:
             values = compiled_reads.own(q_rows, k_rows, alone, sizes, everything, trees)
@@ -102,13 +103,12 @@ def _run(
     sizes: Sizes,
 ) -> tuple[np.ndarray, ...] | None:
     from headwise.kernels.backward_plan import BackwardPass
-    from headwise.kernels.plan import PLAIN, Problem, scaled_at_once
+    from headwise.kernels.plan import Problem, scaled_at_once
 
     q, k, v = wide
     problem = Problem(sizes, compiled.kind(q), 1, q.stride(), k.stride(), v.stride(), options.scale)
-    call, alive = PLAIN, None
-    if trees is not None or not options.plain or options.mask is not None:
-        problem, call, alive = compiled.with_options(problem, options, trees)
+    problem = problem._replace(lanewise=bool(compiled.again(sums)))
+    problem, call, alive = compiled.prepared(problem, options, trees)
     if problem.rules.change is not None and not adds(problem.rules.change):
         return None
     if sums.values is None:

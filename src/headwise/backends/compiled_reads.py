@@ -57,16 +57,17 @@ def read(
     offset: Any,
     sinks: tuple[Array, Array] | None,
     progress: Callable[[int, int], None] | None = None,
+    lanewise: bool = False,
 ) -> Reads:
     """One pass over the chosen batch entries and heads.
 
-    row_sums [2, b, h, L]: see `own`; offset: position of query 0, int or [b];
+    row_sums [2, b, h, L]: see `own`, and `compiled.again` for lanewise; offset: position of query 0, int or [b];
     sinks: the sink's share of each row and that share's logarithm, [b, h, L].
     Raises TraceError where a function or a position cannot be compiled.
     """
     from headwise.kernels.reads_plan import Pass, Rows, Wanted
 
-    problem, call, (q, k), alive = _problem(q, k, options, sizes)
+    problem, call, (q, k), alive = _problem(q, k, options, sizes, lanewise=lanewise)
     offset = np.reshape(np.asarray(offset, np.int64), -1)
     far = int(np.abs(offset).max()) + sizes.L + sizes.S
     if ask.distance and far >= FAR["f64" if problem.dtype == "f64" else "f32"]:
@@ -117,7 +118,7 @@ def own(
     trees: compiled.Trees | None = None,
 ) -> Array:
     """The largest score of each row and the sum of exp(s - that) [2, b, h, L], in the kernels' arithmetic; sinks
-    included. It is what `compiled.attention` fills `RowSums` with. trees: see there.
+    included. It is what `compiled.attention` fills `RowSums` with, except where it is a decoding step. trees: see there.
 
     Raises TraceError where a function cannot be compiled.
     """
@@ -135,9 +136,17 @@ def own(
     return found
 
 
-def box(q: Any, k: Any, block: Block, row_sums: Array | None, options: Options, sizes: Sizes) -> Any:
-    """A block [b, h, l, s] of the scores, or of the weights where the rows' sums [2, b, h, l] are given (see `own`); of
-    q's library.
+def box(
+    q: Any,
+    k: Any,
+    block: Block,
+    row_sums: Array | None,
+    options: Options,
+    sizes: Sizes,
+    lanewise: bool = False,
+) -> Any:
+    """A block [b, h, l, s] of the scores, or of the weights where the rows' sums [2, b, h, l] are given (see `own`, and
+    `compiled.again` for lanewise); of q's library.
 
     Raises TraceError where a function cannot be compiled.
     """
@@ -146,7 +155,7 @@ def box(q: Any, k: Any, block: Block, row_sums: Array | None, options: Options, 
     tensors = is_torch(q)
     if tensors and options.score_mod is not None and _learns(options.score_mod):
         raise TraceError("score_mod: a tensor it refers to requires a gradient, which kernels do not give")
-    problem, call, (q_rows, k_rows), alive = _problem(q, k, options, sizes)
+    problem, call, (q_rows, k_rows), alive = _problem(q, k, options, sizes, lanewise=lanewise)
     real = np.float64 if problem.dtype == "f64" else np.float32
     out = np.empty([x.stop - x.start for x in block], real)
     BoxPass(problem, call, block, row_sums, out).run(compiled.address(q_rows), compiled.address(k_rows))
@@ -170,7 +179,12 @@ def _learns(score_mod: Any) -> bool:
 
 
 def _problem(
-    q: Any, k: Any, options: Options, sizes: Sizes, trees: compiled.Trees | None = None
+    q: Any,
+    k: Any,
+    options: Options,
+    sizes: Sizes,
+    trees: compiled.Trees | None = None,
+    lanewise: bool = False,
 ) -> tuple[Any, Any, tuple[Any, Any], Any]:
     """The problem in the kernels' terms, what a call passes along, q and k as they are read, what must stay alive."""
     from headwise.kernels.plan import Problem
@@ -178,8 +192,10 @@ def _problem(
     tensors = is_torch(q)
     q, k = compiled.rows(q), compiled.rows(k)
     step, strides = (1, (q.stride(), k.stride())) if tensors else (q.itemsize, (q.strides, k.strides))
-    problem = Problem(sizes, compiled.kind(q), step, *strides, (), options.scale)
-    problem, call, alive = compiled.with_options(problem, replace(options, head_gate=None, dropout_p=0.0), trees)
+    problem = Problem(sizes, compiled.kind(q), step, *strides, (), options.scale, lanewise=lanewise)
+    if options.head_gate is not None or options.dropout_p:
+        options = replace(options, head_gate=None, dropout_p=0.0)
+    problem, call, alive = compiled.prepared(problem, options, trees)
     return problem, call, (q, k), (alive, q, k)
 
 

@@ -23,6 +23,7 @@ from headwise.scores import Options
 from headwise.shapes import Sizes
 
 POINT_VALUES = 1 << 22  # values of q (and of k) gathered at a time for single places
+SOME = 4  # products for each of those weights below which NumPy is done with whole rows before a kernel with a part
 ONE_IN = 8  # a head's rows are summed together, a row is made whole, where one in so many of its parts is asked for
 
 
@@ -67,7 +68,7 @@ class Recompute:
         Raises TraceError where a function cannot be compiled.
         """
         sums, sizes = self.sums, self.sizes
-        if sums.values is None or sums.by != compiled.arithmetic():
+        if compiled.again(sums) is None:
             sums.values = like(np.zeros((2, sizes.B, sizes.H, sizes.L), to_numpy(self.lse[:0]).dtype), self.lse)
             sums.known, sums.by = set(), compiled.arithmetic()
         if not self._at_hand(b, h):
@@ -80,7 +81,7 @@ class Recompute:
     def _at_hand(self, b: slice, h: slice) -> bool:
         """Whether these heads' sums are there for kernels to divide by."""
         sums = self.sums
-        if sums.values is None or sums.by != compiled.arithmetic():
+        if compiled.again(sums) is None:
             return False
         return sums.known is None or _heads(b, h) <= sums.known
 
@@ -103,16 +104,20 @@ class Recompute:
         """
         b, h, i, j = block
         rows = (b.stop - b.start) * (h.stop - h.start) * (i.stop - i.start)
-        if rows * (self.sizes.S if weights else j.stop - j.start) < compiled_reads.SMALL:
+        at_hand = weights and self._at_hand(b, h)
+        if at_hand:
+            if rows * self.sizes.S * self.sizes.D < compiled_reads.SMALL * SOME:
+                return None
+        elif rows * (self.sizes.S if weights else j.stop - j.start) < compiled_reads.SMALL:
             return None
-        if weights and not (self._at_hand(b, h) or (i.stop - i.start) * ONE_IN >= self.sizes.L):
+        if weights and not (at_hand or (i.stop - i.start) * ONE_IN >= self.sizes.L):
             return None
         args = self.options, self.sizes
         if compiled_reads.box_reason(self.q, self.k, self.lse, *args) is not None:
             return None
         try:
             sums = self.row_sums(b, h)[..., i] if weights else None
-            return compiled_reads.box(self.q, self.k, block, sums, *args)
+            return compiled_reads.box(self.q, self.k, block, sums, *args, bool(compiled.again(self.sums)))
         except TraceError:
             return None
 

@@ -34,6 +34,7 @@ class Backward(Program):
     spans: bool  # a table says which keys each block of queries sees
     rules: Rules = NO_RULES
     dropout: bool = False
+    lanewise: bool = False  # scores are summed as in `decode`, not as in `forward`
 
     name = "backward"
 
@@ -214,18 +215,19 @@ class _Program:
         """P[j, :] = K[j] . Q, not yet weights."""
         m, rows = self.m, self.rows_at_once
         for j in m.range(0, nk, rows):
-            found = self.products(k, self.A["k_l"], j, nk, self.Qt, self.s.D)
+            found = self.products(k, self.A["k_l"], j, nk, self.Qt, self.s.D, self.s.lanewise)
             if self.s.natural:
                 found = [[x * self.scale for x in row] for row in found]
             m.store_block(found, self.P + j * self.QB, self.QB)
 
     def products(
-        self, keys: Pointer, stride: Value, j: Value, nk: Value, columns: Pointer, width: int
-    ) -> list[list[Value]]:
+        self, keys: Pointer, stride: Value, j: Value, nk: Value, columns: Pointer, width: int, lanewise: bool = False
+    ) -> Block:
         """A few rows' products with all queries; past the end the last row again."""
         m = self.m
         places = [keys + m.min(nk - 1, j + r) * stride for r in range(self.rows_at_once)]
-        return m.products((len(places), self.nv), lambda r, d: places[r] + d, lambda d: columns + d * self.QB, width)
+        shape = len(places), self.nv
+        return m.products(shape, lambda r, d: places[r] + d, lambda d: columns + d * self.QB, width, lanewise)
 
     def weights(self, block: Place, v: Pointer, nk: Value, row: Value) -> None:
         """P := exp(s - M) / W, dS = P * (dP + share); what dropout takes away is missing in P afterwards and in dP."""

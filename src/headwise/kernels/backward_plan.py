@@ -20,7 +20,7 @@ class BackwardPass:
     """Gradients of one problem (f32 or f64): its program, its arguments, its tasks.
 
     dout: its strides [b, h, l]; sums [2, B, H, L]: each row's largest score and the sum of exp(s - that), as `forward`
-    leaves them; share [B, H, L]; in the problem's dtype.
+    or `decode` leaves them; share [B, H, L]; in the problem's dtype.
     """
 
     def __init__(
@@ -38,7 +38,15 @@ class BackwardPass:
         width = min(block_width(self.geometry), -(-sizes.L // n))
         natural = scaled_at_once(problem)
         self.spec = Backward(
-            problem.dtype, sizes.D, sizes.Dv, width, natural, rules.visible is not None, rules, problem.dropout
+            problem.dtype,
+            sizes.D,
+            sizes.Dv,
+            width,
+            natural,
+            rules.visible is not None,
+            rules,
+            problem.dropout,
+            problem.lanewise,
         )
         layout = Layout(self.spec, n)
         blocks = -(-sizes.L // layout.QB)
@@ -59,19 +67,15 @@ class BackwardPass:
         self.dk = np.empty((sizes.B, sizes.Hkv, parts, sizes.S, layout.k_width), real)
         self.dv = np.empty((sizes.B, sizes.Hkv, parts, sizes.S, layout.v_width), real)
 
-        def padded(x: np.ndarray) -> np.ndarray:
-            out = np.zeros((sizes.B, sizes.H, blocks * layout.QB), real)
-            out[..., : sizes.L] = x
-            return out
-
-        top, weight = shrunk(sums)
-
+        padded = np.zeros((sizes.B, sizes.H, blocks * layout.QB), real)
+        padded[..., : sizes.L] = share
+        top, weight = shrunk(sums, blocks * layout.QB)
         self.values: dict[str, Any] = {
             **{f"{x}_{axis}": s for x in "qkv" for axis, s in zip("bhl", _elements(problem, x), strict=False)},
             **{f"dout_{axis}": s for axis, s in zip("bhl", dout, strict=False)},
-            "M": padded(top),
-            "W": padded(weight),
-            "share": padded(share),
+            "M": top,
+            "W": weight,
+            "share": padded,
             "dq": self.dq,
             "dk": self.dk,
             "dv": self.dv,

@@ -9,13 +9,13 @@ are, and what they are made of, depends on the keys' positions alone: so do the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, span
 from headwise.kernels.forward import KB
 from headwise.kernels.power import narrow, power
-from headwise.kernels.tile import KINDS, LOWEST, PRECISE, Block, Geometry, Machine, Pointer, Program, Value
+from headwise.kernels.tile import KINDS, LOWEST, Block, Geometry, Machine, Pointer, Program, Value
 
 AHEAD = 10240  # bytes between what is computed and what is asked of memory
 FEW = 32  # keys whose values are weighed together
@@ -133,7 +133,6 @@ class _Program:
         self.zero, self.hidden = m.splat(0.0), -m.splat(float("inf"))
         self.unit = m.splat(A["unit"])
         self.narrow = narrow(s.D)
-        self.degree = 4 if s.dtype in ("bf16", "f16") else PRECISE[m.real]
         self.adjuster = Adjuster(m, s.rules.operands, "j", A["keys"], s.dtype in ("bf16", "f16"))
 
     def run(self) -> None:
@@ -297,18 +296,13 @@ class _Program:
         """Keys along the lanes: what `dots` sums up in one lane is a chain of its own."""
         m, n, columns, words = self.m, self.n, self.layout.columns, self.layout.words
         step, queries = n * columns, self.Q + r0 * self.width
-
-        def chain(lane: int) -> Block:
-            acc = m.variables([[self.zero] * columns for _ in range(tile)])
-            for d in m.range(lane, words, n):
-                keys = [m.load(self.partials + (d * step + c * n)) for c in range(columns)]
-                for r, row in enumerate(acc):
-                    q = m.broadcast(queries + (r * self.width + d))
-                    for total, key in zip(row, keys, strict=True):
-                        total.v = m.mac(q, key, total.v)
-            return m.values(acc)
-
-        return tree(chain, min(n, words))
+        return m.products(
+            (tile, columns),
+            lambda r, d: queries + (r * self.width + d),
+            lambda d: self.partials + d * step,
+            words,
+            lanewise=True,
+        )
 
     def ahead(self, row: Pointer, stride: Value, count: Value, width: int, step: int) -> None:
         """Asks memory for the count-th stretch of `step` elements, row by row, of those that come AHEAD bytes later."""
@@ -349,7 +343,7 @@ class _Program:
             lots = [self.dropout_row(r) if s.dropout else None for r in rows]
             for j in m.range(0, nk, n):
                 for r, row, top, total, lot in zip(rows, scores, best, totals, lots, strict=True):
-                    p = power(m, self.narrow, (m.load(row + j) - top) * self.unit, self.degree)
+                    p = power(m, self.narrow, (m.load(row + j) - top) * self.unit)
                     total.v = total.v + p
                     if lot is not None:
                         p = m.select(m.keep(lot, m.splat(j0 + j) + m.lane(), m.splat(A["threshold"])), p, self.zero)
@@ -492,25 +486,6 @@ class _Program:
                         m.store(m.fma(p, x, m.load(O + d)), O + d)
 
 
-def tree(chain: Callable[[int], Block], count: int) -> Block:
-    """The sum of so many blocks, neighbours added again and again: each is made when it is needed."""
-    waiting: list[Block] = []
-
-    def add() -> None:
-        right, left = waiting.pop(), waiting.pop()
-        waiting.append([[x + y for x, y in zip(a, b, strict=True)] for a, b in zip(left, right, strict=True)])
-
-    for x in range(count):
-        waiting.append(chain(x))
-        done = x + 1
-        while done % 2 == 0:
-            add()
-            done //= 2
-    while len(waiting) > 1:
-        add()
-    return waiting[0]
-
-
 def join(m: Machine, left: Pointer, right: Pointer, width: int, few_widths: bool, unit: Value) -> None:
     """left := what a row of two nodes amounts to: O [width], M, W. One that has seen no key adds exactly nothing."""
     a, b = (m.splat(m.get(x + width)) for x in (left, right))
@@ -538,9 +513,10 @@ class Combine(Program):
     def signature(self) -> list[tuple[str, str]]:
         pointers = [("q", self.dtype), ("k", self.dtype), ("v", self.dtype), ("out", self.dtype), ("lse", self.real)]
         pointers += [("partial", self.real), ("sinks", self.sinks or "f32"), ("gate", self.gate or "f32")]
+        pointers += [("sums", self.real)]
         integers = [
             *("heads", "key_heads", "group", "queries", "chunks", "joins", "rows", "piece"),
-            *("o_b", "o_h", "o_l", "lse_b", "lse_h", "gate_b"),
+            *("o_b", "o_h", "o_l", "lse_b", "lse_h", "gate_b", "sums_next"),
         ]
         return [
             ("scratch", "*scratch"),
@@ -587,4 +563,8 @@ class Combine(Program):
                     m.store(m.load(node + d) * shrunk, out + d, part)
                 log = m.fma(top, m.splat(A["natural"]), m.log(weight))
                 log = m.select(weight == zero, -m.splat(float("inf")), log)
-                m.put(m.element(log, 0), A["lse"] + (b * A["lse_b"] + h * A["lse_h"] + i))
+                here = b * A["lse_b"] + h * A["lse_h"] + i
+                m.put(m.element(log, 0), A["lse"] + here)
+                for _ in m.when(A["sums_next"] > 0):
+                    m.put(m.element(top, 0), A["sums"] + here)
+                    m.put(m.element(weight, 0), A["sums"] + (here + A["sums_next"]))

@@ -49,6 +49,7 @@ class Problem(NamedTuple):
     gate: str = ""
     gate_b: int = 0  # stride from one batch entry to the next
     dropout: bool = False
+    lanewise: bool = False  # whoever makes scores again sums them as in `decode`, not as in `forward`
 
 
 @dataclass
@@ -99,9 +100,9 @@ class Plan:
         self.partial = 0  # numbers that a decoding step's pieces leave behind
         common = Common(problem, natural, self.geometry)
         few = decodes(sizes)
-        # Rows' sums are of use to reads where `forward` makes the scores as they do: not with a rough tanh.
+        # Rows' sums are of use to reads where they make the same scores: not with a rough tanh.
         rough = common.real != problem.dtype and any(x[0] == "tanh" for x in nodes(problem.rules.change or SCORE))
-        self.leaves_sums = not few and not rough
+        self.leaves_sums, self.lanewise = not rough, few
         self.steps = decoding(common) if few else [forwarding(common)]
         if few:
             self.partial = common.values["chunks"] * sizes.B * sizes.Hkv * common.values["piece"]

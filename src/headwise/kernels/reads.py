@@ -1,9 +1,9 @@
 """Reads: a second pass over q and k that makes the weights again, block by block, and sums them up as asked.
 
 Letters: B H L S D as everywhere; n lanes, QB = n * width queries in a block, KB keys in a block. Queries lie along the
-lanes, as in `forward`: S^T = K Q^T, bit for bit what was made there; then P = exp(S - M) / W in its place, from each
-row's largest score M and the sum W that belongs to it, and each read looks at P. Sums over more than one block are made
-in f64. A task is a *chunk* of a head's queries and writes where no other task does; the chunks' sums are put together
+lanes, as in `forward`: S^T = K Q^T, bit for bit what was made there or in `decode`; then P = exp(S - M) / W in its place,
+from each row's largest score M and the sum W that belongs to it, and each read looks at P. Sums over more than one
+block are made in f64. A task is a *chunk* of a head's queries and writes where no other task does; the chunks' sums are put together
 afterwards, in their order, so that the bits are the same on any number of threads.
 """
 
@@ -42,6 +42,7 @@ class Reads(Program):
     norms: bool = False
     unknown: bool = False  # some W is not a number
     own: bool = False  # nothing but M and W of each row, from what they hold to begin with
+    lanewise: bool = False  # scores are summed as in `decode`, not as in `forward`
 
     name = "reads"
 
@@ -114,7 +115,7 @@ def up(x: int, step: int) -> int:
 
 
 class Scoring:
-    """The scores of a block of queries with a block of keys, bit for bit those of `forward`."""
+    """The scores of a block of queries with a block of keys, bit for bit those of `forward` or `decode`."""
 
     def __init__(self, m: Machine, s: Any, ahead: int = 0) -> None:
         """ahead: bytes between the keys that are multiplied and those that memory is asked for, at least."""
@@ -176,7 +177,9 @@ class Scoring:
     def tile(self, places: list[Pointer], Q: Pointer) -> Block:
         """A few keys' products with all queries."""
         shape = len(places), self.nv
-        return self.m.products(shape, lambda r, d: places[r] + d, lambda d: Q + d * self.QB, self.layout.words)
+        return self.m.products(
+            shape, lambda r, d: places[r] + d, lambda d: Q + d * self.QB, self.layout.words, self.s.lanewise
+        )
 
 
 class _Program(Scoring, Summing):

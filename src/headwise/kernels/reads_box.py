@@ -1,4 +1,4 @@
-"""A box of the weights (or scores) written out; scores bit for bit as `forward` makes them, queries along the lanes.
+"""A box of the weights (or scores) written out; scores bit for bit as `forward` or `decode` makes them, queries along the lanes.
 
 Letters: B H L S D as everywhere; n lanes, QB = n * width rows in a block. A task is a block of rows and a stretch of
 keys.
@@ -30,6 +30,7 @@ class Box(Program):
     natural: bool  # scores are multiplied by scale when they are made, as in `forward`; otherwise in the exponential
     weights: bool  # else scores
     rules: Rules = NO_RULES
+    lanewise: bool = False  # scores are summed as in `decode`, not as in `forward`
 
     name = "box"
 
@@ -186,6 +187,7 @@ class _Few:
                     lambda r, d: self.Q + (r * self.width + d),
                     lambda d: self.K + d * self.step,
                     self.words,
+                    self.s.lanewise,
                 )
                 for r, (place, scores) in enumerate(zip(places, found, strict=True)):
                     out = A["out"] + (head * A["rows"] + rows[r]) * A["columns"]

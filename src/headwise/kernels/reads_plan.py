@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from array import array
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from headwise.kernels import jit, llvm, masking, power, threads
 from headwise.kernels.forward import KB, block_width
-from headwise.kernels.plan import A_WHILE, ALONE, PIECES, Call, Problem, _elements, _fill, _scratch, scaled_at_once
+from headwise.kernels.plan import A_WHILE, ALONE, PIECES, PLAIN, Call, Problem, _elements, _fill, _scratch, scaled_at_once
 from headwise.kernels.reads import Reads, up
 from headwise.kernels.reads_box import FEW, Box
 from headwise.kernels.thread_count import get_num_threads
@@ -96,6 +97,7 @@ class Pass:
             rows.norms is not None,
             bool(np.isnan(rows.sums[1]).any()),
             wanted.own,
+            problem.lanewise,
         )
         self.QB, self.lanes = n * self.spec.width, n
         self.blocks = -(-sizes.L // self.QB)
@@ -134,8 +136,12 @@ class Pass:
     def _inputs(self, rows: Rows) -> None:
         sizes = self.sizes
 
-        sums = np.zeros((2, *self.shape, self.blocks * self.QB), self.real)
-        sums[..., : sizes.L] = rows.sums if self.wanted.own else shrunk(rows.sums)
+        row = self.blocks * self.QB
+        if self.wanted.own:
+            sums = np.zeros((2, *self.shape, row), self.real)
+            sums[..., : sizes.L] = rows.sums
+        else:
+            sums = shrunk(rows.sums, row)
         self.values["M"], self.values["W"] = sums
         self.values["offsets"] = np.ascontiguousarray(rows.offset, np.int64)
         self.values["offset_b"] = int(len(rows.offset) > 1)
@@ -251,17 +257,29 @@ class Job:
     """A program with its arguments, ready for the workers."""
 
     def __init__(
-        self, spec: Any, geometry: Geometry, values: dict[str, Any], call: Call, scratch: int, operations: int
+        self,
+        spec: Any,
+        geometry: Geometry,
+        values: dict[str, Any],
+        call: Call,
+        scratch: int,
+        operations: int,
+        known: array[int] | None = None,
     ) -> None:
+        """known: arguments written down before, in which only `values`, whole numbers and arrays, are new."""
         self.threads = 1 if operations < ALONE else get_num_threads()
         self.whiles = max(1, -(-operations // int(A_WHILE)))  # into how many stretches to cut it
-        signature = spec.signature()
-        self._slots = {name: at for at, (name, _) in enumerate(signature)}
-        packed = [struct.pack("d" if kind == "f64" else "q", _word(values.get(name, 0))) for name, kind in signature]
-        self._arguments = array("q", b"".join(packed))
-        _fill(self._arguments, self._slots, call)
+        self._slots, _, function = _compiled(spec, geometry)
+        if known is None:
+            self._arguments = arguments(spec, geometry, values)
+        else:
+            self._arguments = known[:]
+            for name, x in values.items():
+                self._arguments[self._slots[name]] = _word(x)
+        if call is not PLAIN:
+            _fill(self._arguments, self._slots, call)
         self._size = -(-scratch * KINDS[spec.real] // 64) * 64
-        self._head = [1, jit.function(spec, geometry), self._arguments.buffer_info()[0]]
+        self._head = [1, function, self._arguments.buffer_info()[0]]
 
     def set(self, name: str, x: int) -> None:
         self._arguments[self._slots[name]] = x
@@ -272,6 +290,20 @@ class Job:
         job = array("q", [*self._head, first, stop, scratch, self._size])
         threads.run(job.buffer_info()[0], self.threads)
         del held
+
+
+def arguments(spec: Any, geometry: Geometry, values: dict[str, Any]) -> array[int]:
+    """A program's arguments as it reads them; those without a value are 0."""
+    slots, form, _ = _compiled(spec, geometry)
+    return array("q", form.pack(*(_word(values.get(name, 0)) for name in slots)))
+
+
+@functools.lru_cache(4096)
+def _compiled(spec: Any, geometry: Geometry) -> tuple[dict[str, int], struct.Struct, int]:
+    """Where a program's arguments lie, how they are written down, and its address."""
+    signature = spec.signature()
+    form = struct.Struct("=" + "".join("d" if kind == "f64" else "q" for _, kind in signature))
+    return {name: at for at, (name, _) in enumerate(signature)}, form, jit.function(spec, geometry)
 
 
 class BoxPass:
@@ -290,46 +322,74 @@ class BoxPass:
         out: np.ndarray,
         geometry: Geometry | None = None,
     ) -> None:
-        sizes = problem.sizes
         self.geometry, self.call = geometry or llvm.chosen(), call
-        (B, H, rows, columns) = out.shape
-        n = self.geometry.lanes("f64" if problem.dtype == "f64" else "f32")
-        few = 0 if rows > FEW else 1 if rows == 1 else FEW
-        width = 0 if few else min(block_width(self.geometry), -(-rows // n))
-        size = few or n * width  # of a block
-        self.spec = Box(problem.dtype, sizes.D, width, few, scaled_at_once(problem), sums is not None, problem.rules)
-        blocks = -(-rows // size)
-        chunks = max(1, min(-(-PIECES // (B * H * blocks)), columns // (2 * KB)))
-        chunk = -(-columns // (chunks * KB)) * KB
-        chunks = -(-columns // chunk)
-        self.tasks, self.scratch = B * H * blocks * chunks, self.spec.scratch(self.geometry)
-        self.operations = 2 * out.size * max(sizes.D, 16)
-        self.values: dict[str, Any] = {
-            **{f"{x}_{axis}": s for x in "qk" for axis, s in zip("bhl", _elements(problem, x), strict=False)},
-            **{f"first_{axis}": x.start for axis, x in zip("bhij", block, strict=True)},
-            "out": out,
-            "heads": H,
-            "group": max(sizes.group, 1),
-            "rows": rows,
-            "row": blocks * size,
-            "columns": columns,
-            "queries": sizes.L,
-            "keys": sizes.S,
-            "chunks": chunks,
-            "chunk": chunk,
-            "scale": problem.scale,
-            "unit": unit(problem),
-        }
+        self._form = form = _box_form(problem, out.shape, sums is not None, self.geometry)
+        self.spec, self.tasks, self.scratch = form.spec, form.tasks, form.scratch
+        self.operations = 2 * out.size * max(problem.sizes.D, 16)
+        self._new: dict[str, Any] = {"out": out}
+        for axis, x in zip("bhij", block, strict=True):
+            self._new["first_" + axis] = x.start
         if sums is not None:
-            padded = np.zeros((2, B, H, blocks * size), out.dtype)
-            padded[..., :rows] = shrunk(sums)
-            self.values["M"], self.values["W"] = padded
+            self._new["M"], self._new["W"] = shrunk(sums, form.values["row"])
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return self._form.values | self._new
 
     def run(self, q: int, k: int) -> None:
-        job = Job(self.spec, self.geometry, {**self.values, "q": q, "k": k}, self.call, self.scratch, self.operations)
+        new = {**self._new, "q": q, "k": k}
+        known = self._form.arguments(self.geometry)
+        job = Job(self.spec, self.geometry, new, self.call, self.scratch, self.operations, known)
         few = max(job.threads, self.tasks // job.whiles)
         for first in range(0, self.tasks, few):
             job.run(first, min(first + few, self.tasks))
+
+
+@dataclass
+class _BoxForm:
+    """What boxes of one problem and shape share."""
+
+    spec: Box
+    tasks: int
+    scratch: int
+    values: dict[str, Any]
+    known: array[int] | None = None
+
+    def arguments(self, geometry: Geometry) -> array[int]:
+        if self.known is None:
+            self.known = arguments(self.spec, geometry, self.values)
+        return self.known
+
+
+@functools.lru_cache(1024)
+def _box_form(problem: Problem, shape: tuple[int, ...], weights: bool, geometry: Geometry) -> _BoxForm:
+    sizes = problem.sizes
+    (B, H, rows, columns) = shape
+    n = geometry.lanes("f64" if problem.dtype == "f64" else "f32")
+    few = 0 if rows > FEW else 1 if rows == 1 else FEW
+    width = 0 if few else min(block_width(geometry), -(-rows // n))
+    size = few or n * width  # of a block
+    natural, lanewise = scaled_at_once(problem), problem.lanewise
+    spec = Box(problem.dtype, sizes.D, width, few, natural, weights, problem.rules, lanewise)
+    blocks = -(-rows // size)
+    chunks = max(1, min(-(-PIECES // (B * H * blocks)), columns // (2 * KB)))
+    chunk = -(-columns // (chunks * KB)) * KB
+    chunks = -(-columns // chunk)
+    values: dict[str, Any] = {
+        **{f"{x}_{axis}": s for x in "qk" for axis, s in zip("bhl", _elements(problem, x), strict=False)},
+        "heads": H,
+        "group": max(sizes.group, 1),
+        "rows": rows,
+        "row": blocks * size,
+        "columns": columns,
+        "queries": sizes.L,
+        "keys": sizes.S,
+        "chunks": chunks,
+        "chunk": chunk,
+        "scale": problem.scale,
+        "unit": unit(problem),
+    }
+    return _BoxForm(spec, B * H * blocks * chunks, spec.scratch(geometry), values)
 
 
 def unit(problem: Problem) -> float:
@@ -337,13 +397,16 @@ def unit(problem: Problem) -> float:
     return power.unit(problem.sizes.D, 1.0 if scaled_at_once(problem) else problem.scale)
 
 
-def shrunk(sums: np.ndarray) -> np.ndarray:
-    """Of rows [2, ...] their largest score and 1 over their sum, both 0 where nothing is seen."""
-    found, empty = sums.copy(), sums[1] == 0
+def shrunk(sums: np.ndarray, row: int) -> np.ndarray:
+    """Of rows [2, ..., L] their largest score and 1 over their sum, both 0 where nothing is seen: [2, ..., row]."""
+    found = np.zeros((*sums.shape[:-1], row), sums.dtype)
+    here = found[..., : sums.shape[-1]]
+    here[0] = sums[0]
+    empty = sums[1] == 0
     with np.errstate(all="ignore"):
-        found[1] = 1 / found[1]
+        np.divide(1, sums[1], out=here[1])
     if empty.any():
-        found[:, empty] = 0
+        here[:, empty] = 0
     return found
 
 

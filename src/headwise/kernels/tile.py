@@ -275,13 +275,14 @@ class Machine(ABC):
         lo: Value,
         hi: Value,
         unroll: int = 1,
+        step: int = 1,
     ) -> None:
-        """acc[r][v] += sum_k a(r, k) * b(k)[v] for lo <= k < hi.
+        """acc[r][v] += sum_k a(r, k) * b(k)[v] for k = lo, lo + step, ... below hi.
 
         acc: variables, which stay in registers; a(r, k): where one word lies; b(k): where a row of vectors lies.
         """
         columns = len(acc[0])
-        for k in self.range(lo, hi, unroll=unroll):
+        for k in self.range(lo, hi, step, unroll):
             row = [self.load(b(k) + v * self.lanes) for v in range(columns)]
             for r, sums in enumerate(acc):
                 x = self.broadcast(a(r, k))
@@ -294,10 +295,16 @@ class Machine(ABC):
         a: Callable[[int, Value], Pointer],
         b: Callable[[Value], Pointer],
         width: int,
+        lanewise: bool = False,
     ) -> Block:
         """[r][v] = sum_k a(r, k) * b(k)[v] for k < width. One long sum would lose digits: a wide one is made of partial
         sums.
+
+        lanewise: in the order in which `sums` of a vector of partial sums adds up: every `lanes`-th k by itself, then
+        neighbours again and again.
         """
+        if lanewise:
+            return self._lanewise(shape, a, b, width)
 
         def part(k0: Value, size: int) -> Block:
             acc = self.variables([[self.splat(0.0)] * shape[1] for _ in range(shape[0])])
@@ -314,6 +321,31 @@ class Machine(ABC):
                 for x, y in zip(sums, row, strict=True):
                     x.v = x.v + y
         return self.values(total)
+
+    def _lanewise(
+        self,
+        shape: tuple[int, int],
+        a: Callable[[int, Value], Pointer],
+        b: Callable[[Value], Pointer],
+        width: int,
+    ) -> Block:
+        waiting: list[Block] = []  # each made when it is needed
+
+        def add() -> None:
+            right, left = waiting.pop(), waiting.pop()
+            waiting.append([[x + y for x, y in zip(*rows, strict=True)] for rows in zip(left, right, strict=True)])
+
+        for lane in range(max(1, min(self.lanes, width))):
+            acc = self.variables([[self.splat(0.0)] * shape[1] for _ in range(shape[0])])
+            self.matmul(acc, a, b, lane, width, step=self.lanes)
+            waiting.append(self.values(acc))
+            done = lane + 1
+            while done % 2 == 0:
+                add()
+                done //= 2
+        while len(waiting) > 1:
+            add()
+        return waiting[0]
 
     def variables(self, block: Block) -> Block:
         return [[self.var(x) for x in row] for row in block]
