@@ -59,7 +59,10 @@ def gradients(
         except TraceError:
             return None
         sums = RowSums(torch.from_numpy(values), compiled.arithmetic())
-    dout, dlse = compiled.rows(dout.to(work).masked_fill(dead[..., None], 0)), dlse.to(work).masked_fill(dead, 0)
+    dout, dlse = dout.to(work), dlse.to(work)
+    if bool(dead.any()):
+        dout, dlse = dout.masked_fill(dead[..., None], 0), dlse.masked_fill(dead, 0)
+    dout = compiled.rows(dout)
     inner = (dout * out).sum(3)  # [B, H, L]
     found: list[Tensor | None] = [None] * len(given)
     if GATE in wanted and gate is not None:

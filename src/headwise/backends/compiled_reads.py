@@ -118,7 +118,7 @@ def own(
     trees: compiled.Trees | None = None,
 ) -> Array:
     """The largest score of each row and the sum of exp(s - that) [2, b, h, L], in the kernels' arithmetic; sinks
-    included. It is what `compiled.attention` fills `RowSums` with, except where it is a decoding step. trees: see there.
+    included. It is what `compiled.attention` fills `RowSums` with, but for a decoding step. trees: see there.
 
     Raises TraceError where a function cannot be compiled.
     """

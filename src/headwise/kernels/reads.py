@@ -1,10 +1,10 @@
 """Reads: a second pass over q and k that makes the weights again, block by block, and sums them up as asked.
 
 Letters: B H L S D as everywhere; n lanes, QB = n * width queries in a block, KB keys in a block. Queries lie along the
-lanes, as in `forward`: S^T = K Q^T, bit for bit what was made there or in `decode`; then P = exp(S - M) / W in its place,
-from each row's largest score M and the sum W that belongs to it, and each read looks at P. Sums over more than one
-block are made in f64. A task is a *chunk* of a head's queries and writes where no other task does; the chunks' sums are put together
-afterwards, in their order, so that the bits are the same on any number of threads.
+lanes, as in `forward`: S^T = K Q^T, bit for bit what was made there or in `decode`; then P = exp(S - M) / W in its
+place, from each row's largest score M and the sum W that belongs to it, and each read looks at P. Sums over more than
+one block are made in f64. A task is a *chunk* of a head's queries and writes where no other task does; the chunks' sums
+are put together afterwards, in their order, so that the bits are the same on any number of threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A box of the weights (or scores) written out; scores bit for bit as `forward` or `decode` makes them, queries along the lanes.
+"""A box of the weights (or scores) written out; scores bit for bit as `forward` or `decode` makes them, queries along
+the lanes.
 
 Letters: B H L S D as everywhere; n lanes, QB = n * width rows in a block. A task is a block of rows and a stretch of
 keys.

@@ -13,7 +13,18 @@ import numpy as np
 
 from headwise.kernels import jit, llvm, masking, power, threads
 from headwise.kernels.forward import KB, block_width
-from headwise.kernels.plan import A_WHILE, ALONE, PIECES, PLAIN, Call, Problem, _elements, _fill, _scratch, scaled_at_once
+from headwise.kernels.plan import (
+    A_WHILE,
+    ALONE,
+    PIECES,
+    PLAIN,
+    Call,
+    Problem,
+    _elements,
+    _fill,
+    _scratch,
+    scaled_at_once,
+)
 from headwise.kernels.reads import Reads, up
 from headwise.kernels.reads_box import FEW, Box
 from headwise.kernels.thread_count import get_num_threads
