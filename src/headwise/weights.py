@@ -293,10 +293,10 @@ class Weights:
         key = tuple(to_numpy(x) if is_torch(x) else x for x in (key if isinstance(key, tuple) else (key,)))
         quick = indexing.plain_box(key, self.shape)
         if quick is not None:
-            there = iter(quick[0])
-            box = Block(*(slice(0, 1) if axis in self._dropped else next(there) for axis in range(4)))
+            slices = iter(quick[0])
+            block = Block(*(slice(0, 1) if axis in self._dropped else next(slices) for axis in range(4)))
             with np.errstate(all="ignore"):
-                values = self._source.box(within(box, (self._batch, self._heads)), weights).reshape(quick[1])
+                values = self._source.box(within(block, (self._batch, self._heads)), weights).reshape(quick[1])
             return values if quick[1] else values[()]
         found = indexing.places(key, self.shape)
         nowhere = np.broadcast_to(0, found[0].shape)

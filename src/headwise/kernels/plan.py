@@ -68,6 +68,10 @@ class Call:
     sums: int = 0  # where each row's largest score goes, and so many numbers on (0: not asked for) its sum
     sums_next: int = 0
 
+    def __post_init__(self) -> None:
+        told = self.arrays or self.integers or self.numbers or self.sinks or self.gate or self.threshold or self.seed
+        self.bare = not told and self.factor == 1.0 and not self.sums  # there is a mask at most
+
 
 PLAIN = Call()
 
@@ -114,15 +118,15 @@ class Plan:
         scratch, held = _scratch(self.scratch * number + self.partial * 8)
         partial = scratch + self.scratch * number
         pointers = array("q", addresses)
+        job = array("q", [0])
+        alive: list[Any] = []
         for nth, step in enumerate(self.steps):
             if nth and 2 * self.partial < ALONE:  # putting a decoding step's pieces together
                 number = 1
-            job = array("q", [len(step)])
-            alive: list[Any] = []
             for launch in step:
                 arguments = launch.arguments[:]
                 arguments[1:6] = pointers
-                if call is not PLAIN:
+                if not call.bare:
                     _fill(arguments, launch.slots, call)
                 if self.masked and launch.size:
                     table, per_batch = self._table(launch, call.mask)
@@ -133,8 +137,11 @@ class Plan:
                     arguments[launch.slots["partial"]] = partial
                 alive.append(arguments)
                 job.extend((launch.function, arguments.buffer_info()[0], 0, launch.tasks, scratch, self.scratch))
+            job[0] += len(step)
             if self.operations <= A_WHILE:
-                threads.run(job.buffer_info()[0], number)
+                if number > 1 or nth == len(self.steps) - 1:  # one thread does all, one after the other
+                    threads.run(job.buffer_info()[0], number)
+                    job = array("q", [0])
                 continue
             for n, launch in enumerate(step):  # a while at a time
                 one = array("q", [1, *job[1 + 6 * n : 7 + 6 * n]])
@@ -142,6 +149,7 @@ class Plan:
                 for done in range(0, launch.tasks, few):
                     one[3], one[4] = done, min(done + few, launch.tasks)
                     threads.run(one.buffer_info()[0], number)
+            job = array("q", [0])
         del held
 
     def _table(self, launch: Launch, mask: Any) -> tuple[np.ndarray, int]:

@@ -17,7 +17,6 @@ from headwise.kernels.plan import (
     A_WHILE,
     ALONE,
     PIECES,
-    PLAIN,
     Call,
     Problem,
     _elements,
@@ -287,7 +286,7 @@ class Job:
             self._arguments = known[:]
             for name, x in values.items():
                 self._arguments[self._slots[name]] = _word(x)
-        if call is not PLAIN:
+        if not call.bare:
             _fill(self._arguments, self._slots, call)
         self._size = -(-scratch * KINDS[spec.real] // 64) * 64
         self._head = [1, function, self._arguments.buffer_info()[0]]
