@@ -412,6 +412,15 @@ def test_numpy_integers_compute_in_float64(dtype: Any) -> None:
     assert hw.attention([[1, 2]], [[1, 2], [3, 4]], [[0], [1]]).shape == (1, 1)
 
 
+def test_numpy_halves_meet_in_fp32_and_wider() -> None:
+    q, k, v = qkv(N, dtype="float32")
+    q, k = q.astype(np.float16), k.astype(ml_dtypes.bfloat16)
+    for third, wanted in ((v.astype(np.float16), np.float32), (v, np.float32), (v.astype(np.float64), np.float64)):
+        found = hw.attention(q, k, third)
+        assert found.dtype == wanted
+        np.testing.assert_array_equal(found, hw.attention(*(x.astype(wanted) for x in (q, k, third))))
+
+
 def test_numpy_bfloat16_stays_bfloat16() -> None:
     out, lse = hw.attention(*qkv(N, dtype="bfloat16"), return_lse=True)
     assert out.dtype == ml_dtypes.bfloat16 and lse.dtype == np.float32

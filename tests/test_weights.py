@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -220,6 +221,24 @@ def test_a_tensor_written_over_after_the_call_is_refused(name: str) -> None:
     ):
         with pytest.raises(RuntimeError, match=words):
             look()
+
+
+@pytest.mark.parametrize("name", ["mask", "score_mod's t", "mask_mod's t"])
+def test_what_masks_and_functions_refer_to_may_not_be_written_over_either(name: str) -> None:
+    q, k, v = qkv(N, "torch")
+    t = torch.arange(7.0)
+    allowed = torch.ones(5, 7) > 0
+    options: Any = {
+        "mask": {"mask": ~hw.causal() | hw.dense(allowed)},
+        "score_mod's t": {"score_mod": lambda s, b, h, i, j: s + t[j]},
+        "mask_mod's t": {"mask": hw.mask_mod(lambda b, h, i, j: t[j] > 3)},
+    }[name]
+    w = hw.attention(q, k, v, weights=True, **options)[1]
+    assert w[0, 0].shape == (5, 7)
+    t.zero_()
+    allowed.zero_()
+    with pytest.raises(RuntimeError, match=re.escape(f"Weights: {name} was changed in place after the call")):
+        w.to_dense()
 
 
 def test_a_view_written_over_is_the_tensor_written_over() -> None:

@@ -286,8 +286,10 @@ def _promoted(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     if q.dtype == k.dtype == v.dtype or not isinstance(q, np.ndarray):
         return q, k, v
     dtypes = [x.dtype if x.dtype.kind not in "iu" else np.dtype(np.float64) for x in (q, k, v)]
-    names = {x.name for x in dtypes}
-    common = np.dtype(np.float32) if names == {"float16", "bfloat16"} else np.result_type(*dtypes)
+    if {"float16", "bfloat16"} <= {x.name for x in dtypes}:  # NumPy knows no type for the two
+        dtypes.append(np.dtype(np.float32))
+        dtypes = [x for x in dtypes if x.name != "bfloat16"]
+    common = np.result_type(*dtypes)
     return tuple(x.astype(common, copy=False) for x in (q, k, v))  # type: ignore[return-value]
 
 

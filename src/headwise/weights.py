@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from headwise import checking, indexing, reading, tracing
-from headwise.arrays import is_torch, like, to_numpy
+from headwise.arrays import in_graph, is_torch, like, to_numpy
 from headwise.backends.blocks import Block, blocks
 from headwise.backends.recompute import Recompute, Shown, within
 from headwise.backends.row_sums import RowSums
+from headwise.captured import captured
 from headwise.checking import Check as Check
 from headwise.reading import Reads
 from headwise.scores import Options
@@ -268,16 +269,19 @@ class Weights:
         view._versions, view._source = self._versions, self._source
         return view
 
-    def _written(self) -> dict[str, int | None]:
+    def _written(self) -> list[tuple[str, int | None]]:
         """How often each array that the weights are recomputed from has been written in place."""
         options = self._options
-        return {"q": _version(self._q), "k": _version(self._k)} | {
-            name: _version(getattr(options, name)) for name in ("bias", "sinks")
-        }
+        arrays = [("q", self._q), ("k", self._k), ("bias", options.bias), ("sinks", options.sinks)]
+        if is_torch(self._q) and not in_graph():
+            arrays += [] if options.mask is None else options.mask.held()
+            if options.score_mod is not None:
+                arrays += [(f"score_mod's {name}", x) for name, x in captured(options.score_mod)]
+        return [(name, _version(x)) for name, x in arrays]
 
     def _unchanged(self) -> None:
-        for name, version in self._written().items():
-            if None not in (version, self._versions[name]) and version != self._versions[name]:
+        for (name, version), (_, before) in zip(self._written(), self._versions, strict=False):
+            if None not in (version, before) and version != before:
                 raise RuntimeError(
                     f"Weights: {name} was changed in place after the call, so the weights can no longer be recomputed; "
                     f"pass a copy of {name} to attention"

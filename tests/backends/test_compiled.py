@@ -382,3 +382,15 @@ def test_lse_of_a_long_row_keeps_its_digits(L):
     s = (q[0, 0] @ k[0, 0].T) * np.float32(0.25)
     plain = s.max(1) + np.log(np.exp(s - s.max(1, keepdims=True)).sum(1))
     assert np.abs(lse - right).max() <= 2 * np.abs(plain - right).max() + 2**-21
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("cap", [50.0, 1e4, 1e10])
+def test_a_cap_far_above_the_scores_changes_nothing(dtype: type, cap: float) -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 20, 16)).astype(dtype)
+    right = hw.attention(q, k, v, softcap=cap, return_lse=True, backend="plain")[1]
+    by_function = {"score_mod": lambda s, b, h, i, j: cap * np.tanh(s / cap)}
+    atol = 1e-4 if dtype is np.float16 and cap == 50 else 3e-6
+    for options in ({"softcap": cap}, by_function):
+        found = hw.attention(q, k, v, return_lse=True, backend="compiled", **options)[1]
+        np.testing.assert_allclose(found, right, rtol=0, atol=atol)

@@ -55,6 +55,8 @@ def reason(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> str | None
     return _torch_reason((q, k, v, options.bias, options.sinks, options.head_gate), options) if is_torch(q) else None
 
 
+ROUGH_CAP = 128.0  # a rough tanh is 1e-6 off; times this, a quarter of half precision's own rounding of a weight
+
 FORWARD = "forward-mode gradients are asked for"
 
 
@@ -311,9 +313,20 @@ def _change(o: Options, traced: Node | None, captures: Captures) -> Node | None:
         if trace.kind(traced, captures.kinds) != "real":
             traced = ("add", captures.number(0.0), traced)
         change = traced if change is None else _replaced(traced, change)
+    if change is not None:
+        change = _with_rough_caps(change, captures.numbers)
     if o.bias is not None:
         change = ("add", change or SCORE, masking.element(o.bias, captures))
     return change
+
+
+def _with_rough_caps(tree: Node, numbers: Sequence[float]) -> Node:
+    """c * tanh(...) with a rough tanh where its error, times c, is far below half precision's own roundings."""
+    if tree[0] == "multiply":
+        for c, tanh in (tree[1:], tree[:0:-1]):
+            if c[0] == "number" and tanh[0] == "tanh" and abs(numbers[int(c[1][1:])]) <= ROUGH_CAP:
+                return ("multiply", c, ("rough_tanh", _with_rough_caps(tanh[1], numbers)))
+    return tuple(_with_rough_caps(x, numbers) if isinstance(x, tuple) else x for x in tree)
 
 
 def _replaced(tree: Node, score: Node) -> Node:

@@ -58,8 +58,8 @@ def nodes(tree: Node) -> Iterator[Node]:
 
 
 def is_cap(node: Node) -> bool:
-    """Whether a node is c * tanh(x * y) with numbers c and y: a softcap."""
-    if node[0] != "multiply" or node[1][0] != "number" or node[2][0] != "tanh":
+    """Whether a node is c * tanh(x * y) with numbers c and y, roughly: a softcap."""
+    if node[0] != "multiply" or node[1][0] != "number" or node[2][0] != "rough_tanh":
         return False
     inside = node[2][1]
     return bool(inside[0] == "multiply" and inside[2][0] == "number")
@@ -263,6 +263,9 @@ class Adjuster:
             if inside == ("score",) and self.unscaled is not None:
                 y = y * self.unscaled
             return m.rough_cap(self._real(inside, place), y, most)
+        if op == "rough_tanh":
+            x = self._real(node[1], place)
+            return m.rough_tanh(x) if self.rough else m.tanh(x)
         if op in REAL_ONLY:
             return self._function(op, [self._real(x, place) for x in node[1:]])
         operands = self._alike(node[1:], place)
@@ -291,8 +294,6 @@ class Adjuster:
             return x[0] / x[1]
         if op == "sqrt":
             return m.unary("sqrt", x[0])
-        if op == "tanh" and self.rough:
-            return m.rough_tanh(x[0])
         if op == "sigmoid":
             return m.splat(1.0) / (m.splat(1.0) + m.exp(-x[0]))
         if op == "exp2":

@@ -105,7 +105,7 @@ class Plan:
         common = Common(problem, natural, self.geometry)
         few = decodes(sizes)
         # Rows' sums are of use to reads where they make the same scores: not with a rough tanh.
-        rough = common.real != problem.dtype and any(x[0] == "tanh" for x in nodes(problem.rules.change or SCORE))
+        rough = common.real != problem.dtype and any(x[0] == "rough_tanh" for x in nodes(problem.rules.change or SCORE))
         self.leaves_sums, self.lanewise = not rough, few
         self.steps = decoding(common) if few else [forwarding(common)]
         if few:

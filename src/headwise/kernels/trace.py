@@ -2,7 +2,7 @@
 
 What is written down is a tree of tuples: ("score",) ("b",) ("h",) ("i",) ("j",), ("int", 3), ("integer", "w0") and
 ("number", "n0") (given at run time), ("at", "a0", indices...) (an element of an array given at run time) and
-(operation, operands...).
+(operation, operands...). "rough_tanh" is tanh where an error of a few millionths of 1 does no harm.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def kind(node: Node, arrays: Mapping[str, str]) -> str:
     op = node[0]
     if op in ("b", "h", "i", "j", "int", "integer"):
         return "int"
-    if op in ("score", "number") or op in REAL_ONLY:
+    if op in ("score", "number", "rough_tanh") or op in REAL_ONLY:
         return "real"
     if op in COMPARISONS:
         return "bool"
