@@ -20,6 +20,7 @@ from headwise.backends.recompute import Recompute, Shown, within
 from headwise.backends.row_sums import RowSums
 from headwise.captured import captured
 from headwise.checking import Check as Check
+from headwise.pictures.notebook import weights_html
 from headwise.reading import Reads
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -107,6 +108,26 @@ class Weights:
 
     def __repr__(self) -> str:
         return f"Weights(shape={self.shape}, dtype={str(self.dtype).removeprefix('torch.')}, lazy)"
+
+    def _repr_html_(self) -> str:
+        """A map a head, in notebooks."""
+        return weights_html(self)
+
+    def plot(self, heads: int | Sequence[int] | None = None, batch: int = 0, **said: Any) -> Any:
+        """Draws heads side by side as maps on one scale, pooled by their largest weights above 512 cells a side.
+
+        Args:
+            heads: which, by their places here; all by default.
+            batch: which text.
+            said: what is written on it; see `headwise.pictures.figure.plot`.
+        Returns:
+            a matplotlib Figure; notebooks show it, `savefig(path)` writes it.
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed. IndexError: there is no such head or text.
+        """
+        from headwise.pictures.figure import plot
+
+        return plot(self, heads, batch, **said)
 
     def __len__(self) -> int:
         return self.shape[0]

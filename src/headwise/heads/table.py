@@ -6,10 +6,14 @@ import csv
 import importlib
 import io
 import os
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from headwise.models.atomic import whole_file
+
+SHOWN = 6  # columns that the repr names
+ROWS = 24  # that a notebook shows
 
 
 class Table(list[dict[str, Any]]):
@@ -19,6 +23,21 @@ class Table(list[dict[str, Any]]):
     >>> rows.columns
     ['layer', 'head', 'kind', 'lag']
     """
+
+    def __repr__(self) -> str:
+        names = self.columns
+        said = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+        return f"Table({len(self)} rows of {said})"
+
+    def _repr_html_(self) -> str:
+        """The first rows, in notebooks."""
+        names = self.columns
+        head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in names)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(_said(row.get(name)))}</td>' for name in names)}</tr>" for row in self[:ROWS]
+        )
+        more = f"<p>{len(self) - ROWS} more rows; <code>table.to_pandas()</code>, <code>table.to_csv(path)</code></p>"
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more if len(self) > ROWS else ''}"
 
     @property
     def columns(self) -> list[str]:
@@ -49,3 +68,9 @@ class Table(list[dict[str, Any]]):
                 "or use to_csv(path), or the rows as they are"
             ) from error
         return pandas.DataFrame(list(self), columns=self.columns)
+
+
+def _said(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +153,15 @@ class Part(ByLayer):
 
     def __repr__(self) -> str:
         return f"Part({self.name!r}, layers={self.layers})"
+
+    def seen_in_words(self) -> str:
+        """How many layers, heads, queries and keys there are."""
+        if not self.layers:
+            return "nothing has been seen"
+        first, n = self.layers[0], len(self.layers)
+        calls = self.read_calls(first) if self.kept_reads else self.calls(first)
+        _, H, L, S = calls[0].shape
+        return f"{n} layer{'s' * (n != 1)} of {H} heads, {L} queries, {S} keys"
 
     @property
     def layers(self) -> list[int]:
@@ -363,6 +373,12 @@ class Part(ByLayer):
             for link in found
         ]
 
+    def plot(self, layer: int, heads: int | Sequence[int] | None = None, batch: int = 0) -> Any:
+        """Draws heads of one layer with the text's tokens along the axes; see `Heads.plot`."""
+        from headwise.heads.draw import plot
+
+        return plot(self, layer, heads, batch)
+
     def norms(self, model: Any) -> list[dict[str, Any]]:
         """Shares of the weight beside the same shares by value norms, of the model that was watched; see
         `headwise.heads.norms.table`.
@@ -396,6 +412,15 @@ class Heads(ByLayer):
     def __repr__(self) -> str:
         unseen = f", {len(self.unseen)} layers unseen" if self.unseen else ""
         return f"Heads({self.model_name}, parts={list(self.parts)}{unseen})"
+
+    def _repr_html_(self) -> str:
+        """What was seen and what can be asked, in notebooks."""
+        parts = "".join(f"<li>{escape(name)}: {escape(part.seen_in_words())}</li>" for name, part in self.parts.items())
+        return (
+            f"<div>Watched: <b>{escape(self.model_name)}</b><ul>{parts}</ul>"
+            "<code>heads.show()</code> every head, <code>heads.table()</code> what each does, "
+            "<code>heads.plot(layer, head)</code> one map, <code>heads[layer, head]</code> its weights</div>"
+        )
 
     @property
     def main(self) -> Part:
@@ -589,17 +614,47 @@ class Heads(ByLayer):
         seen = [part for part in self.parts.values() if part.layers]
         return worst([part.check() for part in seen]) if seen else self.main.check()
 
+    def plot(self, layer: int, heads: int | Sequence[int] | None = None, batch: int = 0) -> Any:
+        """Draws heads of one layer as maps, with the text's tokens along the axes.
+
+        Args:
+            layer: its number.
+            heads: their numbers, one or several; all of the layer by default.
+            batch: which text.
+        Returns:
+            a matplotlib Figure; notebooks show it, `savefig(path)` writes it.
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed. IndexError: there is no such layer, head or text.
+            ValueError: the model has several parts; then `heads.parts[name].plot(...)`.
+        """
+        return self.main.plot(layer, heads, batch)
+
+    def show(self, links: Any = (), batch: int = 0, height: int = 900) -> Any:
+        """The page that `report` writes, for a notebook: as the last value of a cell it is shown in the cell.
+
+        Args:
+            links, batch: as in `report`.
+            height: of the frame, in pixels.
+        """
+        from headwise.view.frame import show
+
+        self._whole("show")
+        return show(self, links, batch, height)
+
     def report(self, path: Any, links: Any = (), batch: int = 0) -> Any:
         """Writes one self-contained HTML file that shows every head for one text of the batch, padding left out; see
         `headwise.view.report.report`.
         """
         from headwise.view.report import report
 
+        self._whole("report")
+        return report(self, path, links, batch)
+
+    def _whole(self, name: str) -> None:
         for part in self.parts.values():
             if part.kept_reads or part.chosen:
                 what = "weights were" if part.kept_reads else "all heads of each layer were"
-                raise ValueError(f"report: it shows whole layers; watch again so that {what} kept")
-        return report(self, path, links, batch)
+                raise ValueError(f"{name}: it shows whole layers; watch again so that {what} kept")
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes what was kept to a safetensors file that `headwise.open` reads without the model; see `models.files`.
