@@ -328,3 +328,29 @@ def test_bench_says_what_it_needs(
     assert said.endswith("bfloat16 arrays need the package ml_dtypes; run: pip install ml_dtypes\n")
     monkeypatch.setattr("headwise.backends.compiled.unavailable", lambda: "llvmlite cannot be imported (no such file)")
     assert "nothing to time: llvmlite cannot be imported" in refused(["bench"], capsys, folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--svg", "a.svg"], "--svg draws one head; say which, as in --head 5.10"),
+        (["--head", "5.10"], "--head goes with --svg FILE or --png FILE: it says which head is drawn"),
+        (["--head", "5:1", "--png", "a.png"], "--head must be a layer and a head with a point between, as in 5.10"),
+        (["--head", "5.1", "--png", "no/a.png"], "cannot write no/a.png: there is no folder no"),
+    ],
+)
+def test_pictures_that_cannot_be_drawn(
+    options: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in refused(["look", *options], capsys, folder)
+
+
+def test_one_head_as_a_picture(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert cli.run(["look", "--head", "5.10", "--svg", "a.svg", "--png", "a.png"]) == 0
+    assert "Wrote a.svg\nWrote a.png\n" in capsys.readouterr().out
+    assert "5.10" in (folder / "a.svg").read_text() and (folder / "a.svg").read_text().startswith("<?xml")
+    assert (folder / "a.png").read_bytes()[:4] == b"\x89PNG"
+    assert cli.run(["look", "--head", "6.0", "--svg", "b.svg"]) == 2
+    assert "--head must be a layer from 0 to 5 and a head from 0 to 11, as in 5.0; got 6.0" in capsys.readouterr().err
+    assert not (folder / "b.svg").exists()

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 import headwise
+from headwise.cli_pictures import check_pictures, parse_head, write_pictures
 from headwise.extras import missing, needed
 
 SENTENCE = "The scientist thanked the engineer because she solved the problem."
@@ -108,7 +109,21 @@ def commands() -> None:
     show_default=True,
     help="The page to write.",
 )
-def look(text: str | None, model: str, links: list[tuple[str, str]], against: str | None, output: Path) -> None:
+@click.option(
+    "--head", metavar="LAYER.HEAD", callback=parse_head, help="The head that --svg and --png draw, as in 5.10."
+)
+@click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Also draw one head as SVG.")
+@click.option("--png", metavar="FILE", type=click.Path(path_type=Path), help="Also draw one head as PNG.")
+def look(
+    text: str | None,
+    model: str,
+    links: list[tuple[str, str]],
+    against: str | None,
+    output: Path,
+    head: tuple[int, int] | None,
+    svg: Path | None,
+    png: Path | None,
+) -> None:
     """Show what every head of a model does with TEXT.
 
     Prints which heads carry each link, and writes one page that shows every head and works offline. Without TEXT it
@@ -126,7 +141,10 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], against: st
         against = AGAINST
     text = check_text(sys.stdin.buffer.read() if text == "-" else text)
     texts = [text] if against is None else [text, check_text(against)]
-    check_output(output)
+    pictures = {"svg": svg, "png": png}
+    check_pictures(pictures, head)
+    for path in filter(None, (output, svg, png)):
+        check_output(path)
 
     with needs_extras():
         from rich.console import Console
@@ -163,6 +181,9 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], against: st
         refusing(OSError, f"cannot write {output}: ", "; give another place with -o"),
     ):
         write_report(page, output)
+    with progress.status("Drawing the head"), refusing(OSError, "cannot write the picture: "):
+        shown = seen[0].parts.get("encoder") or seen[0].main
+        drawn = write_pictures(shown, pictures, head)
 
     tokens = inputs[0]["input_ids"].shape[1]
     console.print(Text(f"{model}: {len(rows)} heads in {len(part.layers)} layers, {tokens} tokens"))
@@ -184,6 +205,8 @@ def look(text: str | None, model: str, links: list[tuple[str, str]], against: st
         f"rebuilt from them equal the model's own within {check.output_error:.0e}."
     )
     console.print(Text(f"Wrote {output} ({output.stat().st_size / 1e6:.1f} MB): open it in a browser, also offline."))
+    for path in drawn:
+        console.print(Text(f"Wrote {path}"))
 
 
 @commands.command()

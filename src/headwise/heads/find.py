@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
 
 from headwise.arrays import to_numpy
 from headwise.heads.locate import Place, locate_link
+from headwise.heads.table import Table
 from headwise.heads.words import Words
 
 
@@ -64,6 +66,17 @@ class Link:
     source_word: int = 0
     target_word: int = 0
     left_out: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{x[0]}.{x[1]} {x[2]:.2f}" for x in self.ranking[:3])
+        return f"Link({self.source} -> {self.target}: {best}, ... {len(self.ranking)} heads)"
+
+    def _repr_html_(self) -> str:
+        """The first heads, in notebooks."""
+        rows = [
+            {"head": f"{x[0]}.{x[1]}", "weight": x[2], "elsewhere": x.others, "lift": x.lift} for x in self.ranking[:8]
+        ]
+        return f"<b>{escape(self.source)} -&gt; {escape(self.target)}</b>{Table(rows)._repr_html_()}"
 
 
 def find(part: Any, links: Sequence[Any], batch: int | None = None) -> list[Link]:
