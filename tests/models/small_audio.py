@@ -153,6 +153,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "acoustic_model_config": {"encoder_hidden_size": 8, "decoder_hidden_size": 32, "hidden_size": 32}
         | {"downsampling_ratios": [2, 2], "upsampling_ratios": [2, 2], "hop_length": 4},
         "codebook_size": 32,
+        "sample_rate": 160,
     },
     "xcodec2": CODEC2,
     "neucodec": CODEC2,

@@ -97,6 +97,16 @@ SAM3_VISION = {
     "fpn_hidden_size": 32,
     "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
 }
+GLM5_NEXT = {
+    "qk_rope_head_dim": 0,
+    "num_key_value_heads": 4,
+    "index_topk": 4,
+    "index_kpool": 2,
+    "index_head_dim": 8,
+    "index_n_heads": 2,
+    "linear_head_dim": 8,
+    "linear_num_heads": 2,
+}
 MEMORY = {
     "image_size": 64,
     "memory_attention_num_layers": 2,
@@ -280,7 +290,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {"indexer_compress_ratio": 2, "indexer_budget": 4, "indexer_n_heads": 2, "indexer_kv_heads": 1}
         | {"indexer_head_dim": 8, "hc_lowrank": 8, "ngram_vocab_size_base": 20}
     },
-    "glm5_next": {"vision_config": {"projection_intermediate_size": 40}},
+    "glm5_next_text": GLM5_NEXT,
+    "glm5_next": {"text_config": GLM5_NEXT, "vision_config": {"projection_intermediate_size": 40}},
 }
 
 
