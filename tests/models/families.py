@@ -81,8 +81,8 @@ SIZES: dict[str, Any] = {
     "mamba_d_head": 16,
 }
 # each may have CONFIGS {type: what the sizes do not fit, nested for configs within it}, CLASSES {type: class} and
-# INPUTS {type: function of the model -> what it may take, a list of dicts, the fullest first}, SKIPS {type: why it cannot
-# be tried}, and SIZES as above
+# INPUTS {type: function of the model -> what it may take, a list of dicts, the fullest first}, SKIPS {type: why it
+# cannot be tried}, and SIZES as above
 TABLES = [importlib.import_module(f"models.{p.stem}") for p in sorted(Path(__file__).parent.glob("small_*.py"))]
 for _table in TABLES:
     SIZES |= getattr(_table, "SIZES", {})

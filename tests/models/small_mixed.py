@@ -162,6 +162,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}},
         "vision_config": {"window_size": 56, "fullatt_block_indexes": [1]},
         "audio_config": {"output_dim": 32},
+        "user_token_id": 96,
+        "audio_start_token_id": 95,
+        "audio_end_token_id": 94,
         "vision_start_token_id": 93,
     },
     "perceiver": {"num_latents": 6, "d_latents": 32, "d_model": 16, "num_blocks": 1, "num_self_attends_per_block": 2}
@@ -279,7 +282,6 @@ INPUTS: dict[str, Inputs] = {
         pixel_attention_mask=torch.ones(B, 1, dtype=torch.bool),
     ),
     "pp_formulanet": given(pixel_values=(B, 3, 64, 64), decoder_input_ids=ids(B, 7)),
-    "qwen2_5_omni_thinker": given(input_ids=ids(B, L), attention_mask=real(B, L)),
     "siglip2": given(
         input_ids=ids(B, L),
         pixel_values=(B, 16, 48),

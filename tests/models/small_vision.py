@@ -290,6 +290,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {"indexer_compress_ratio": 2, "indexer_budget": 4, "indexer_n_heads": 2, "indexer_kv_heads": 1}
         | {"indexer_head_dim": 8, "hc_lowrank": 8, "ngram_vocab_size_base": 20}
     },
+    "qwen3_omni_moe_thinker": {
+        "text_config": MROPE,
+        "vision_config": {"deepstack_visual_indexes": [0]},
+        "audio_config": {"output_dim": 32},
+        "vision_start_token_id": START,
+        "user_token_id": 96,
+        "audio_start_token_id": 95,
+        "audio_end_token_id": 94,
+    },
     "glm5_next_text": GLM5_NEXT,
     "glm5_next": {"text_config": GLM5_NEXT, "vision_config": {"projection_intermediate_size": 40}},
 }
@@ -355,7 +364,7 @@ muse_glimmer_vision muse_spark_vision
 PACKED_TEXT = """
 qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe qwen4_exp glm4v glm4v_moe glm46v glmga glm_ocr
 cohere_compass cosmos3_edge exaone4_5 glm5_next glm_image hunyuan_vl hy_v4_vl ernie4_5_vl_moe kimi_k25 lfm3_vl
-muse_glimmer muse_spark paddleocr_vl video_llama_3 video_llama_3_vision
+muse_glimmer muse_spark paddleocr_vl qwen2_5_omni_thinker qwen3_omni_moe_thinker video_llama_3 video_llama_3_vision
 """
 
 
