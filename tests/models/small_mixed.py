@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from models.small_audio import MIMI, Inputs, given, ids, real
 
-B, L, IMAGE = 2, 13, 90
+B, L, IMAGE, SOUND = 2, 13, 90, 92
 
 
-def pictured(n: int, **shapes: Any) -> Inputs:
-    """Text with n tokens of a picture in each row, and the rest by name."""
+def pictured(n: int, token: int = IMAGE, **shapes: Any) -> Inputs:
+    """Text with n tokens of a picture (or a sound) in each row, and the rest by name."""
 
     def inputs(model: Any) -> list[dict[str, Any]]:
         text = ids(B, max(L, n + 9))
-        text[:, 3 : 3 + n] = IMAGE
+        text[:, 3 : 3 + n] = token
         mask = torch.ones_like(text)
         mask[1, :2] = 0
         return [{"input_ids": text, "attention_mask": mask} | given(**shapes)(model)[0]]
@@ -56,6 +56,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "backbone_hidden_size": 16,
         "text_config": {"global_head_dim": 8, "num_global_key_value_heads": 2},
     },
+    **{kind: {"audio_config": {"intermediate_size": 128}} for kind in ("glmasr", "voxtral")},
     "llava_next": PINPOINTS,
     "vipllava": {"vision_feature_layers": [-1, -2]},
     "llava_onevision": PINPOINTS,
@@ -217,6 +218,15 @@ INPUTS: dict[str, Inputs] = {
     "minicpm_ocr": pictured(4, **TILES),
     "minicpmv4_6": pictured(1, **TILES),
     "minicpmv4_7": pictured(1, mm_token_type_ids=(torch.arange(L) == 3).long().expand(B, L), **TILES),
+    **dict.fromkeys(
+        ("audioflamingo3", "musicflamingo"),
+        pictured(32, SOUND, input_features=(B, 8, 128), input_features_mask=torch.ones(B, 128, dtype=torch.long)),
+    ),
+    "qwen2_audio": pictured(
+        32, SOUND, input_features=(B, 8, 128), feature_attention_mask=torch.ones(B, 128, dtype=torch.long)
+    ),
+    "glmasr": pictured(16, SOUND, input_features=(B, 8, 128), input_features_mask=torch.ones(B, 128, dtype=torch.long)),
+    "voxtral": pictured(16, SOUND, input_features=(B, 8, 128)),
     "llava": pictured(4, pixel_values=PICTURE),
     "vipllava": pictured(4, pixel_values=PICTURE),
     "llava_next": pictured(10, pixel_values=(B, 2, 3, 28, 28), image_sizes=PATCHES),
