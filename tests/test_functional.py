@@ -722,9 +722,7 @@ def test_multi_head_attention_refuses_kinds_and_dtypes() -> None:
             hw.multi_head_attention(**projections("torch") | {name: projections("torch")[name].to("meta")})
 
 
-@pytest.mark.parametrize(
-    ("sparse", "words"), [(True, "got a sparse one; call its .to_dense()"), (False, "got a nested")]
-)
+@pytest.mark.parametrize(("sparse", "words"), [(True, "got a sparse one; call its .to_dense()"), (False, "got a nested")])
 def test_tensors_that_are_not_dense_are_refused(sparse: bool, words: str) -> None:
     x = torch.ones(3, 5)
     given = x.to_sparse() if sparse else torch.nested.nested_tensor([x, x], layout=torch.jagged)
@@ -783,5 +781,7 @@ def test_what_each_head_gives_and_adds(kind: str, batch: bool) -> None:
 
 
 def test_what_each_head_adds_has_the_dtype_of_the_output() -> None:
-    y, out, added = hw.multi_head_attention(**projections("numpy", "bfloat16"), head_outputs=True, contributions=True)
+    y, out, added = hw.multi_head_attention(
+        **projections("numpy", "bfloat16"), head_outputs=True, contributions=True
+    )
     assert y.dtype == out.dtype == added.dtype

@@ -25,7 +25,9 @@ def test_the_same_bits_as_numpy(dtype):
     mask = hw.causal() & hw.keys(valid)
     o = Options(scale=0.3, mask=mask, bias=torch.randn(1, 4, 31, 43), sinks=torch.randn(4))
     out, lse = compiled.attention(q, k, v, o, SIZES)
-    n = Options(scale=0.3, mask=hw.causal() & hw.keys(valid.numpy()), bias=o.bias.numpy(), sinks=o.sinks.numpy())
+    n = Options(
+        scale=0.3, mask=hw.causal() & hw.keys(valid.numpy()), bias=o.bias.numpy(), sinks=o.sinks.numpy()
+    )
     expected = compiled.attention(q.numpy(), k.numpy(), v.numpy(), n, SIZES)
     assert out.dtype == dtype
     assert np.array_equal(out.numpy(), expected[0])

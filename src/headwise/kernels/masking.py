@@ -106,7 +106,6 @@ def _moved(offset: Any, by: int, captures: Captures) -> Node:
 
 def spans(mask: masks.Mask, sizes: Sizes, i0: np.ndarray, i1: np.ndarray) -> Spans:
     """For blocks of queries i0 <= i < i1: which keys any of them sees at all, and which all of them see."""
-
     def joined(m: masks.Mask, found: list[Spans]) -> Spans:
         if isinstance(m, masks._Not):
             return _without(found[0], sizes.S)
