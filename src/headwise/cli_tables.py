@@ -41,7 +41,7 @@ def contrast_table(one: Any, other: Any = None, changed: str = "") -> Table:
     """Two readings of a word against each other, and the same with the text changed."""
     difference = f"{one.first} - {one.second}"
     columns = [difference, "elsewhere", *([] if other is None else [f'with "{changed}"'])]
-    title = f'"{one.source}": {one.first} or {one.second}?'
+    title = f'"{one.source}": {one.first} or {one.second}? (first where that differs most from elsewhere)'
     table = titled(title, "head", one.first, one.second, *columns)
     there = {} if other is None else {(head.layer, head.head): head for head in other.heads}
     for head in one.heads[:HEADS_PER_LINK]:

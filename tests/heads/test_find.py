@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise.heads import find as finding
 from headwise.heads.find import Hidden, Ranked, elsewhere, find, link_weights
 from headwise.heads.locate import locate, pick
 from headwise.heads.words import Words, _byte_of, words_of
@@ -115,6 +116,14 @@ def test_an_entry_is_three_numbers_and_two_more() -> None:
     assert (again, again.others, copy.copy(entry).others) == (entry, 0.15, 0.15)
     assert repr(entry) == "Ranked(layer=5, head=10, weight=0.34, others=0.15, lift=0.19)"
     assert Ranked(0, 0, 0.5).lift == 0.5
+
+
+def test_blocks_of_rows_make_no_difference(seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, _ = seen
+    (whole,) = heads.find(("thanked", "unfathomable"))
+    monkeypatch.setattr(finding, "_BLOCK", 12 * 4 * 3)
+    (pieces,) = heads.find(("thanked", "unfathomable"))
+    assert [entry.others for entry in pieces.ranking] == pytest.approx([entry.others for entry in whole.ranking])
 
 
 def test_the_second_of_its_kind(seen: Any) -> None:

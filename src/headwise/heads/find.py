@@ -14,6 +14,8 @@ from headwise.heads.locate import Place, locate_link
 from headwise.heads.table import Table
 from headwise.heads.words import Words
 
+_BLOCK = 1 << 17  # weights computed at a time
+
 
 class Hidden(ValueError):
     """The mask hides a link in every layer."""
@@ -206,11 +208,16 @@ def elsewhere(
     others = np.flatnonzero(use)
     if not len(others) or not len(columns):
         return [None] * weights.shape[1]
-    sums = _sums(weights, batch, others, columns)
-    at = (batch, slice(None), others[:, None], np.asarray(columns))
-    seen = _heads_first(to_numpy(weights.scores[at]) > -np.inf, len(others), len(columns)).any(2)
-    seen &= np.isfinite(to_numpy(weights.lse)[batch][:, others])
-    return [float(row[some].mean()) if some.any() else None for row, some in zip(sums, seen, strict=True)]
+    some_rows = max(1, _BLOCK // (weights.shape[1] * len(columns)))
+    lse = to_numpy(weights.lse)[batch]  # [H, L]
+    total, count = np.zeros(weights.shape[1]), np.zeros(weights.shape[1], int)
+    for first in range(0, len(others), some_rows):
+        i = others[first : first + some_rows]
+        scores = to_numpy(weights.scores[batch, :, i[:, None], np.asarray(columns)])
+        seen = _heads_first(scores > -np.inf, len(i), len(columns)).any(2) & np.isfinite(lse[:, i])
+        total += np.where(seen, _sums(weights, batch, i, columns), 0.0).sum(1, dtype=np.float64)
+        count += seen.sum(1)
+    return [float(x / n) if n else None for x, n in zip(total, count, strict=True)]
 
 
 def _sums(weights: Any, batch: int, rows: Sequence[int] | np.ndarray, columns: Sequence[int]) -> np.ndarray:

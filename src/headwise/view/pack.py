@@ -1,7 +1,8 @@
 """From weights to the bytes a page carries, within a budget that does not grow with the text.
 
-A short text: every weight, in steps of 1/65535. A long one: for words and for tokens, each head's map pooled to a grid
-(the largest weight of each cell) and each row's and column's largest weights with their places, the same steps.
+A short text: every weight, in steps of 1/65535. A long one: each head's map over words pooled to a grid (the largest
+weight of each cell), and for words and for tokens each row's and column's largest weights with their places, in steps
+of 1/4095: what nobody sees of a percentage would take a third of the room.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from headwise.weights import Weights
 Array = np.ndarray
 Summaries = dict[str, dict[int, dict[str, Array]]]  # level, layer, name
 
-BUDGET = 3_500_000  # bytes of packed data; base64 adds a third, and the page stays under 5 MB
-SHRINKS = 0.55  # what compression usually leaves of maps and weights; only a first guess
+BUDGET = 5_800_000  # bytes of packed data; base64 adds a third, and the page stays under 8 MB
+SHRINKS = 0.45  # what compression usually leaves of maps and weights; only a first guess
 GRID = 128  # cells of a pooled map along each axis, at most
 LARGEST = 12  # of a row or column, at most
 STEP = 65535  # steps between weight 0 and 1
+LIST_STEP = 4095  # the same for the largest weights of a long text's rows and columns
 BLOCK = 1 << 22  # weights computed at a time
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of each head a long text's page carries."""
+    """How much of each head a long text's page carries: a grid of its first level, k weights a line of every level."""
 
     levels: tuple[str, ...]
     grid: int
@@ -90,16 +92,16 @@ def encode(page: Page, plans: Sequence[Plan | None], found: Sequence[Summaries])
 
 
 def plan(panel: Panel, budget: int) -> Plan:
-    """The richest plan within so many bytes: words and tokens if both can show some of each row, else words alone."""
+    """The richest plan within so many bytes: words and tokens if both can show something of each row, else words."""
     heads = max(1, _heads(panel))
     L, S = len(panel.queries.tokens), len(panel.keys.tokens)
     same = len(panel.queries.words) == L and len(panel.keys.words) == S
     for levels in (("tokens",),) if same else (("words", "tokens"), ("words",)):
-        each = budget // (heads * len(levels))
-        lines = L + S if "tokens" in levels else len(panel.queries.words) + len(panel.keys.words)
-        grid = int(min(GRID, L, S, (each * 0.3) ** 0.5))
+        each = budget // heads
+        lines = sum(len(starts(side, level)) for side in (panel.queries, panel.keys) for level in levels)
+        grid = int(min(GRID, L, S, (each * 0.18) ** 0.5))
         k = int(min(LARGEST, L, S, (each - grid * grid) // (4 * lines))) if max(L, S) <= STEP else 0
-        if k >= 3 or levels[-1] == levels[0]:
+        if k >= 1 or levels[-1] == levels[0]:
             return Plan(levels, max(grid, 1), max(k, 0))
     raise AssertionError("unreachable: the last plan always fits")
 
@@ -125,7 +127,7 @@ def _panel(panel: Panel, long: Plan | None, found: Summaries, put: Any) -> dict[
         empty = {str(layer): np.isneginf(to_numpy(w.lse)) for layer, w in panel.layers.items()}
         meta["empty"] = {layer: put(rows.astype(np.uint8)) for layer, rows in empty.items() if rows.any()}
         return meta
-    meta["long"] = {"grid": long.grid, "k": long.k, "levels": {}}
+    meta["long"] = {"grid": long.grid, "k": long.k, "step": LIST_STEP, "levels": {}}
     for level, layers in found.items():
         meta["long"]["levels"][level] = {
             str(layer): {name: put(x if name == "grid" else x[..., : long.k]) for name, x in arrays.items()}
@@ -141,9 +143,9 @@ def _summaries(panel: Panel, long: Plan) -> Summaries:
     }
 
 
-def steps(weights: Array) -> Array:
-    """Weights 0..1 in steps of 1/65535; the error is at most half a step."""
-    nearest: Array = np.round(np.clip(weights, 0, 1).astype(np.float64) * STEP)
+def steps(weights: Array, step: int = STEP) -> Array:
+    """Weights 0..1 in steps of 1/step; the error is at most half a step."""
+    nearest: Array = np.round(np.clip(weights, 0, 1).astype(np.float64) * step)
     return nearest.astype(np.uint16)
 
 
@@ -151,7 +153,8 @@ def summary(weights: Weights | Cut, panel: Panel, level: str, plan: Plan) -> dic
     """One layer at one level: grid [H, r, c] in steps of the root, and the k largest of each row and column."""
     H, L, S = weights.shape
     rows, columns = (starts(side, level) for side in (panel.queries, panel.keys))
-    r, c, k = min(plan.grid, len(rows)), min(plan.grid, len(columns)), min(plan.k, len(rows), len(columns))
+    most = plan.grid if level == plan.levels[0] else 0
+    r, c, k = min(most, len(rows)), min(most, len(columns)), min(plan.k, len(rows), len(columns))
     grid = np.zeros((H, r, c), np.float32)
     row_best = np.zeros((H, len(rows), k), np.float32), np.zeros((H, len(rows), k), np.uint16)
     column_best = np.zeros((H, len(columns), k), np.float32), np.zeros((H, len(columns), k), np.uint16)
@@ -168,17 +171,18 @@ def summary(weights: Weights | Cut, panel: Panel, level: str, plan: Plan) -> dic
             A = np.add.reduceat(np.add.reduceat(A, columns, axis=2), rows[first:last] - i0, axis=1)
             count = np.add.reduceat(full[:, i0:i1].astype(np.float32), rows[first:last] - i0, axis=1)
             A = A / np.maximum(count, 1)[:, :, None]
-        pooled = np.maximum.reduceat(A, column_edges, axis=2)
-        into: Any = (slice(None), np.arange(first, last) * r // len(rows))  # NumPy's stubs know no slices here
-        np.maximum.at(grid, into, pooled)
+        if r:
+            pooled = np.maximum.reduceat(A, column_edges, axis=2)
+            into: Any = (slice(None), np.arange(first, last) * r // len(rows))  # NumPy's stubs know no slices here
+            np.maximum.at(grid, into, pooled)
         if k:
             row_best[0][:, first:last], row_best[1][:, first:last] = largest(A, np.arange(len(columns)), k)
             here = np.concatenate([column_best[0], A.swapaxes(1, 2)], axis=2)
             there = np.broadcast_to(np.arange(first, last, dtype=np.uint16), (H, len(columns), last - first))
             column_best = largest(here, np.concatenate([column_best[1], there], axis=2), k)
-    found = {"grid": np.round(np.sqrt(np.clip(grid, 0, 1)) * 255).astype(np.uint8)}
+    found = {"grid": np.round(np.sqrt(np.clip(grid, 0, 1)) * 255).astype(np.uint8)} if r else {}
     for name, (values, at) in (("row", row_best), ("column", column_best)):
-        found |= {f"{name}Weights": steps(values), f"{name}Places": at.astype(np.uint16)} if k else {}
+        found |= {f"{name}Weights": steps(values, LIST_STEP), f"{name}Places": at.astype(np.uint16)} if k else {}
     return found
 
 

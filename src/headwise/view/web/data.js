@@ -104,6 +104,8 @@ class Panel {
   map(layer, head, level, most, view = null) {
     const [L, S] = this.size(level);
     if (view) return this.part(layer, head, level, view, most);
+    const [, second] = this.levels;
+    if (this.long && level === second) return this.part(layer, head, level, { i0: 0, i1: L, j0: 0, j1: S }, Math.min(most, this.long.grid));
     if (this.long) {
       const at = this.long.levels[level][layer];
       const r = Math.min(this.long.grid, L), c = Math.min(this.long.grid, S);
@@ -152,7 +154,7 @@ class Panel {
       if (k === 0) return [];
       const from = 2 * (head * length + n) * k;
       const places = this.u16(at[`${way}Places`] + from, k), weights = this.u16(at[`${way}Weights`] + from, k);
-      found = Array.from(places, (place, x) => [place, weights[x] / this.step]);
+      found = Array.from(places, (place, x) => [place, weights[x] / this.long.step]);
     }
     return found.filter((entry) => entry[1] > 0).sort((a, b) => b[1] - a[1] || a[0] - b[0]);
   }

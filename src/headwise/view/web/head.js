@@ -58,9 +58,14 @@ function around(at, rows, columns) {
   return i1 - i0 === L && j1 - j0 === S ? null : { i0, i1, j0, j1 };
 }
 
+// In on what is marked: of a row or column alone, on its largest weight in view.
 function zoom(factor, at = null) {
   const v = view(), rows = v.i1 - v.i0, columns = v.j1 - v.j0, m = at || mark() || {};
-  const centre = { i: given(m.i) ? m.i : (v.i0 + v.i1) / 2, j: given(m.j) ? m.j : (v.j0 + v.j1) / 2 };
+  const largest = (way, n, from, to) => panel().line(state.layer, state.head, level(), way, n).find(([x]) => x >= from && x < to)?.[0];
+  const centre = {
+    i: m.i ?? (given(m.j) ? largest("column", m.j, v.i0, v.i1) : null) ?? (v.i0 + v.i1) / 2,
+    j: m.j ?? (given(m.i) ? largest("row", m.i, v.j0, v.j1) : null) ?? (v.j0 + v.j1) / 2,
+  };
   const least = (n) => Math.max(Math.min(n, 8), Math.round(n * factor));
   state.view = factor === 0 ? null : around(centre, least(rows), least(columns));
   showMap();
@@ -88,7 +93,7 @@ function showMap() {
   const pooled = map.rows < rows || map.columns < columns;
   const notes = [pooled ? `each cell is the largest weight among about ${Math.ceil(rows / map.rows)} × ${Math.ceil(columns / map.columns)} ${level()}` : "a row attends, a column is attended to"];
   if (state.view) notes.push(`rows ${v.i0} to ${v.i1 - 1} of ${L}, columns ${v.j0} to ${v.j1 - 1} of ${S}`);
-  if (state.view && p.long) notes.push(`this file holds the ${p.long.k} largest weights of each row and column; smaller ones are left out here, and headwise serve shows all`);
+  if (p.long && (state.view || level() === p.levels[1])) notes.push(`this file holds the ${p.long.k} largest weights of each row and column; smaller ones are left out here, and headwise serve shows all`);
   $("map-note").textContent = notes.join("; ");
   const least = Math.min(rows, columns) <= 8;
   for (const [id, off] of [["zoom-in", least], ["zoom-out", !state.view], ["zoom-all", !state.view]]) $(id).disabled = off;

@@ -84,7 +84,7 @@ function trust() {
     const n = p.layers.reduce((sum, [, heads]) => sum + heads, 0), name = panels.length > 1 ? `${p.title}: ` : "";
     if (!p.long) return `${name}all ${n} heads, every weight, to ± ${small(0.5 / meta.step)}.`;
     const k = p.long.k, lines = p.levels.join(" and ");
-    return `${name}all ${n} heads as maps of at most ${p.long.grid} × ${p.long.grid} cells (the largest weight in each, to ± 0.004)` + (k ? `; for each of the ${lines}, its ${k === 1 ? "largest weight" : `${k} largest weights`} in both directions, to ± ${small(0.5 / meta.step)}.` : ".");
+    return `${name}all ${n} heads as maps of at most ${p.long.grid} × ${p.long.grid} cells over ${p.levels[0]} (the largest weight in each, to ± 0.004)` + (k ? `; for each of the ${lines}, its ${k === 1 ? "largest weight" : `${k} largest weights`} in both directions, to ± ${small(0.5 / p.long.step)}.` : ".");
   });
   const output = check.output === null ? "" : ` The layers' outputs rebuilt from these weights equal the model's own within ${small(check.output)} (rounding explains ${small(check.tolerance)}).`;
   const empty = check.empty ? ` ${check.empty} rows have nothing to attend to.` : "";
