@@ -136,7 +136,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "kyutai_speech_to_text": {"codec_config": MIMI, "num_codebooks": 4, "codebook_vocab_size": 17}
     | {"audio_bos_token_id": 16, "audio_pad_token_id": 160, "bos_token_id": 96, "pad_token_id": 3},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8, "input_size": 28},
-    "lilt": {"hidden_size": 48},
     "llama4": {
         "vision_config": {"intermediate_size": 128, "projector_input_dim": 32, "projector_output_dim": 32}
         | {"vision_output_dim": 32},
@@ -256,18 +255,8 @@ INPUTS: dict[str, Inputs] = {
     "instructblipvideo": pictured(8, pixel_values=(B, 2, 3, 28, 28), qformer_input_ids=ids(B, 6)),
     "blip_2_qformer": QUERIES,
     "bridgetower": given(input_ids=ids(B, L), attention_mask=real(B, L), pixel_values=PICTURE),
-    "bros": given(input_ids=ids(B, L), attention_mask=real(B, L), bbox=boxes(B, L, 4) / 20),
     **dict.fromkeys(("layoutlmv3",), given(input_ids=ids(B, L), bbox=boxes(B, L, 4), pixel_values=PICTURE)),
-    "lilt": given(input_ids=ids(B, L), attention_mask=real(B, L), bbox=boxes(B, L, 4)),
     "clvp": given(input_ids=ids(B, L), input_features=(B, 16, 20)),
-    "decision_transformer": given(
-        states=(B, 5, 17),
-        actions=(B, 5, 4),
-        rewards=(B, 5, 1),
-        returns_to_go=(B, 5, 1),
-        timesteps=ids(B, 5),
-        attention_mask=torch.ones(B, 5),
-    ),
     "florence2": pictured(5, pixel_values=(B, 3, 64, 64), decoder_input_ids=ids(B, 7)),
     "gemma4_vision": given(
         pixel_values=(B, 36, 588), pixel_position_ids=torch.cartesian_prod(*[torch.arange(6)] * 2).expand(B, 36, 2)

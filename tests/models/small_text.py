@@ -46,7 +46,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 64} | _MAMBA2,
     "flaubert": {"emb_dim": 32},
     "falcon_mamba": {"state_size": 4},
-    "glm4v_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
     "glm4v_text": _MROPE,
     "glm_image_text": _MROPE,
     "glm_ocr_text": _MROPE,
@@ -75,7 +74,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True, "attn_layers": ["local", "lsh"], "axial_pos_shape": [8, 8]}
     | {"axial_pos_embds_dim": [16, 16], "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "hash_seed": 1}
     | {"feed_forward_size": 40, "num_buckets": 4},
-    "t5gemma2_encoder": {},
     "xlm": {"emb_dim": 32},
     "xlstm": {"num_blocks": 2, "chunk_size": 8, "mode": "inference"},
     "xmod": {"default_language": "en_XX"},

@@ -128,26 +128,20 @@ SAM3 = {
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"text_config": MROPE, "vision_config": QWEN_VISION},
-    "qwen2_vl_text": MROPE,
     "qwen2_5_vl": {"text_config": MROPE, "vision_config": QWEN25_VISION},
-    "qwen2_5_vl_text": MROPE,
     "qwen2_5_vl_vision": QWEN25_VISION,
     "qwen3_vl": {"text_config": MROPE},
     "qwen3_vl_moe": {"text_config": MROPE},
     "glm4v": {"text_config": MROPE},
-    "glm4v_text": MROPE,
     "glm4v_moe": {"text_config": MROPE},
     "glm4v_moe_text": MROPE,
     "glm46v": {"text_config": MROPE},
     "glmga": {"text_config": MROPE},
     "glm_ocr": {"text_config": MROPE},
-    "glm_ocr_text": MROPE,
     "glm_image": {"text_config": MROPE},
-    "glm_image_text": MROPE,
     "paddleocr_vl": {"text_config": MROPE},
     "ernie4_5_vl_moe": {"text_config": _rope(1, 1, 2)},
     "cosmos3_edge": {"text_config": MROPE},
-    "cosmos3_edge_text": MROPE,
     "hunyuan_vl": {"text_config": MROPE | {"head_dim": 8}, "vision_config": {"temporal_patch_size": 1}},
     "hy_v4_vl": {"text_config": MROPE},
     "conditional_detr": DETR,
@@ -358,7 +352,7 @@ def packed_text(n: int = 4, m: int = 6, shape: tuple[int, ...] = (), **others: A
 PACKED = """
 cohere_compass_vision exaone4_5_vision glm4v_vision glm4v_moe_vision glm5_next_vision glm_ocr_vision
 qwen2_5_vl_vision qwen3_vl_vision qwen3_vl_moe_vision qwen3_5_vision qwen3_5_moe_vision qwen4_exp_vision
-cosmos3_edge_vision glm_image_vision hunyuan_vl_vision hy_v4_vl_vision inkling2_vision kimi_k25_vision lfm3_vl_vision
+cosmos3_edge_vision glm_image_vision hunyuan_vl_vision hy_v4_vl_vision kimi_k25_vision lfm3_vl_vision
 muse_glimmer_vision muse_spark_vision
 """
 PACKED_TEXT = """
