@@ -536,7 +536,7 @@ def _trained(model: Any, inputs: dict[str, Any]) -> bool:
 
 
 def outcome(kind: str) -> dict[str, Any]:
-    """works, refused or not tried, and why; anything else is a fault."""
+    """works, refused, none (no attention) or not tried, and why; anything else is a fault."""
     found: dict[str, Any] = {"type": kind, "class": classes()[kind]}
     if own("SKIPS", kind):
         return found | {"ends": "not tried", "why": own("SKIPS", kind)}
@@ -551,7 +551,9 @@ def outcome(kind: str) -> dict[str, Any]:
         return found | {"ends": "not tried", "why": str(error)}
     except ValueError as error:
         if str(error).startswith("watch: "):
-            return found | {"ends": "refused", "why": str(error).removeprefix("watch: ")}
+            named = any("attention" in type(module).__name__.lower() for module in model.modules())
+            ends = "refused" if named or "holds no layer of attention" not in str(error) else "none"
+            return found | {"ends": ends, "why": str(error).removeprefix("watch: ")}
         return found | {"ends": "FAULT", "why": f"ValueError: {error}"[:300]} | _where(error)
     except BaseException as error:
         return found | {"ends": "FAULT", "why": f"{type(error).__name__}: {error}"[:300]} | _where(error)
@@ -596,8 +598,9 @@ def page(found: list[dict[str, Any]]) -> str:
         "against the model's own eager attention; a whole layer ablated; left padding; generation; gradients under",
         "gradient checkpointing.",
         "",
-        f"{len(of('works'))} work, {len(of('refused'))} are refused by name, {len(of('not tried'))} were not tried "
-        f"(the script builds no small one, or has no inputs for it), {len(of('FAULT'))} fail.",
+        f"{len(of('works'))} work, {len(of('refused'))} are refused by name, {len(of('none'))} have no attention, "
+        f"{len(of('not tried'))} were not tried (a package is missing, or the script has no way to run it), "
+        f"{len(of('FAULT'))} fail.",
         "",
         "## Works",
         "",
@@ -615,6 +618,8 @@ def page(found: list[dict[str, Any]]) -> str:
             lines += ["", f"## {title}", "", "| type | class | why |", "|---|---|---|"]
             whys = [(x["type"], x["class"], " ".join(x["why"].split()).replace("|", "/")) for x in of(end)]
             lines += [f"| {kind} | {name} | {why} |" for kind, name, why in whys]
+    if of("none"):
+        lines += ["", "## Has no attention", "", ", ".join(f"{x['type']} ({x['class']})" for x in of("none")) + "."]
     return "\n".join(lines) + "\n"
 
 
@@ -623,6 +628,10 @@ def rows_of(page: str) -> dict[str, dict[str, Any]]:
     ends = {"Works": "works", "Refused by name": "refused", "Fails": "FAULT", "Not tried": "not tried"}
     found: dict[str, dict[str, Any]] = {}
     for section in page.split("\n## ")[1:]:
+        if section.startswith("Has no attention"):
+            rows = re.findall(r"(\S+) \((\w+)\)", section)
+            found |= {kind: {"type": kind, "class": name, "ends": "none"} for kind, name in rows}
+            continue
         for line in section.splitlines()[1:]:
             cells = [x.strip() for x in line.strip("|").split("|")] if line.startswith("| ") else []
             if len(cells) < 3 or cells[0] == "type":

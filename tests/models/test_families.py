@@ -57,5 +57,18 @@ def test_families_past_the_interface_are_refused_by_name(kind: str) -> None:
     assert f"{found['class']} does not use transformers' attention interface: its layers compute" in found["why"]
 
 
-def test_a_model_without_attention_is_refused_by_name() -> None:
-    assert families.outcome("resnet")["why"].startswith("ResNetModel holds no layer of attention that is known")
+@pytest.mark.parametrize(("kind", "ends"), [("resnet", "none"), ("yoso", "refused")])
+def test_a_model_without_attention_is_refused_by_name(kind: str, ends: str) -> None:
+    found = families.outcome(kind)
+    assert found["why"].startswith(f"{found['class']} holds no layer of attention that is known")
+    assert found["ends"] == ends
+
+
+def test_a_page_is_read_back() -> None:
+    found = [
+        {"type": "a", "class": "A", "ends": "works", "parts": {"self": 2}, "unseen": 1, "generates": True},
+        {"type": "b", "class": "B", "ends": "none", "why": "it has none"},
+        {"type": "c", "class": "C", "ends": "not tried", "why": "no inputs"},
+    ]
+    page = families.page(found)
+    assert families.page(list(families.rows_of(page).values())) == page
