@@ -50,8 +50,13 @@ def test_long_ones_are_pooled_and_say_so() -> None:
     assert [x.get_text() for x in axis.get_xticklabels()][-1] == "1030"
 
 
+def test_a_notebook_shows_it_as_it_is_saved() -> None:
+    assert weights().plot()._repr_png_()[:4] == b"\x89PNG"
+
+
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "headwise.pictures.figure", raising=False)
     with pytest.raises(ModuleNotFoundError, match="plot: needs matplotlib, which is not installed; run: pip install"):
         weights().plot()

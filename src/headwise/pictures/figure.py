@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,22 @@ import numpy as np
 from headwise.extras import needed
 from headwise.pictures.maps import counted, maps
 
+try:
+    from matplotlib.figure import Figure
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"plot: {needed('matplotlib')}", name=error.name) from error
+
 CELLS = 512  # on a side
 LABELS = 48  # tokens that are written along an axis
+
+
+class Picture(Figure):
+    """A figure that notebooks show also where nobody has set matplotlib up for them."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png")
+        return file.getvalue()
 
 
 def plot(
@@ -36,10 +51,6 @@ def plot(
     Raises:
         ModuleNotFoundError: matplotlib is not installed. IndexError: there is no such head or text.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"plot: {needed('matplotlib')}", name=error.name) from error
     H = weights.shape[-3] if weights.ndim > 2 else 1
     chosen = list(range(H)) if heads is None else [heads] if isinstance(heads, int) else list(heads)
     values = maps(weights, CELLS, chosen, batch)
@@ -48,7 +59,7 @@ def plot(
     columns = min(len(values), 4)
     rows = -(-len(values) // columns)
     size = 6.4 if len(values) == 1 else 3.2
-    figure = Figure(figsize=(size * columns + 0.8, size * rows + 0.6), layout="constrained")
+    figure = Picture(figsize=(size * columns + 0.8, size * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for n, axis in enumerate(axes.flat):
         if n >= len(values):
