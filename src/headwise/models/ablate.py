@@ -43,7 +43,7 @@ def ablate(
     Raises:
         RuntimeError: the model ran in another thread only.
         ValueError: there is no such layer, head, part or mode, texts are missing or not used, the model's attention
-            cannot be reached, or, for "mean" and "resample", its output projection is not found.
+            cannot be reached, in the block a layer computes it by itself, or, for "mean" and "resample", its output projection is not found.
         TypeError: heads are not pairs of ints, texts no batches.
 
     Source: zero, Michel et al. (2019); mean and resample, Chan et al. (2022), Causal Scrubbing.
@@ -141,6 +141,15 @@ class Ablation(Session):
         if heads:
             self._now[key] = Now.of(call, heads)
         return []
+
+    def passed(self, place: Place) -> None:
+        off = sorted({*self.off, *self.groups_off} & set(place.layers)) if place.part == self.part else []
+        if off:
+            raise ValueError(
+                f"ablate: layer must go through transformers' attention interface; layer {off[0]} of {place.part} "
+                f"({place.path}, {type(place.module).__name__}) computed its attention by itself, with all its heads; "
+                "take other layers, or change the option of the config that makes it do so"
+            )
 
     def heard_elsewhere(self) -> None:
         self._elsewhere = True

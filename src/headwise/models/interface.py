@@ -95,6 +95,8 @@ class Session:
                         module.register_forward_pre_hook(Hook(self._before(path, run)), with_kwargs=True)
                     )
                     self._hooks.append(module.register_forward_hook(Hook(self._after(path, run)), always_call=True))
+            for place in self.places.values():
+                self._hooks.append(place.module.register_forward_hook(Hook(self._attended(place))))
             self.home = Home()
             by_name = any(looks_up_by_name(type(place.module)) for place in self.places.values())
             with _lock:
@@ -194,6 +196,18 @@ class Session:
                 run.depth = max(0, run.depth - 1)
 
         return hook
+
+    def _attended(self, place: Place) -> Any:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
+            run = self.runs.get(place.owner)
+            if run is not None and run.depth and id(module) not in run.calls and self.hears():
+                self.passed(place)
+
+        return hook
+
+    def passed(self, place: Place) -> None:
+        """Told of every layer that ran in the model's forward without asking for its attention function."""
 
     def heard_elsewhere(self) -> None:
         """Told of every attention call that the model makes in another thread or context than the session's."""

@@ -19,6 +19,7 @@ from headwise.models.interface import Seen, Session
 from headwise.models.kept import ReadCall, keep_of, read_call
 from headwise.models.kept_text import KeptTokenizer, tokens_of
 from headwise.models.texts import entries_of, text_of_call
+from headwise.models.places import Place
 from headwise.models.unseen import say_unseen
 from headwise.reading import Reads
 from headwise.weights import Check, Weights
@@ -46,7 +47,8 @@ def watch(
     rounding, and `output_attentions=True` (as an argument of the call) gives real per-head weights; afterwards the
     model is exactly as it was. Of each layer only q, k, v, the output and one number a row are kept. The steps of a
     generation become one `Weights` a layer. A block sees the forwards of the thread, or context, that it was entered
-    in. Layers that compute attention by themselves are named in a warning and in `heads.unseen`.
+    in. Layers that compute attention by themselves are named in a warning and in `heads.unseen`; those of which only the
+    run shows it, when the block ends.
 
     Args:
         model: a PreTrainedModel, or a torch module that holds one.
@@ -110,13 +112,27 @@ class Recorder(Session):
         self.heads = Heads(type(model).__name__, {name: Part(name, tokenizer) for name in names})
         for name, part in self.heads.parts.items():
             part.cross = any(place.cross for place in self.places.values() if place.part == name)
+        self._passed: dict[str, torch.nn.Module] = {}
         if self.unseen:
-            self.heads.unseen = tuple(self.unseen)
-            warnings.warn(
-                f"watch: layers of {type(model).__name__} that compute attention by themselves, past transformers' "
-                f"interface, are not seen: {say_unseen(self.unseen)}; the others are",
-                stacklevel=4,
-            )
+            self._say_unseen(self.unseen, stacklevel=5)
+
+    def close(self) -> None:
+        super().close()
+        passed, self._passed = self._passed, {}
+        if passed:
+            self._say_unseen(passed, stacklevel=5)
+
+    def passed(self, place: Place) -> None:
+        self._passed[place.path] = place.module
+        self.heads.parts[place.part].passed = True
+
+    def _say_unseen(self, unseen: dict[str, torch.nn.Module], stacklevel: int) -> None:
+        self.heads.unseen += tuple(unseen)
+        warnings.warn(
+            f"watch: layers of {self.heads.model_name} that compute attention by themselves, past transformers' "
+            f"interface, are not seen: {say_unseen(unseen)}; the others are",
+            stacklevel=stacklevel,
+        )
 
     def heard_elsewhere(self) -> None:
         for part in self.heads.parts.values():
@@ -148,6 +164,7 @@ class Part(ByLayer):
         self.chosen: dict[int, list[int]] = {}  # the heads that are there, for each layer that has not all of them
         self.calibration: dict[tuple[int, int], dict[str, Any]] | None = None  # see `Heads.calibrate`
         self.elsewhere = False  # whether the model also ran in another thread
+        self.passed = False  # whether a layer ran past transformers' interface
         self.source: Part | None = None  # of cross-attention: the part its keys come from
         self.target: Part | None = None  # of cross-attention: the part its queries come from
 
@@ -236,6 +253,11 @@ class Part(ByLayer):
             raise ValueError(
                 f"heads: {self.name} has seen no attention call: the model ran in another thread than the one that "
                 "hw.watch was entered in, which sees its own; enter it in the thread that runs the model"
+            )
+        if not kept and self.passed:
+            raise ValueError(
+                f"heads: {self.name} has seen no attention call: its layers computed attention by themselves, past "
+                "transformers' interface, as an option of the model's config makes them do; heads.unseen names them"
             )
         if not kept:
             raise ValueError(
