@@ -8,6 +8,8 @@ import pytest
 import torch
 from models import families
 
+import headwise as hw
+
 WORKS: dict[str, dict[str, Any]] = {
     "llama": {"self": 2},
     "gpt2": {"self": 2},
@@ -72,3 +74,15 @@ def test_a_page_is_read_back() -> None:
     ]
     page = families.page(found)
     assert families.page(list(families.rows_of(page).values())) == page
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_queries_that_attend_to_two_texts_at_once_have_no_offsets() -> None:
+    model = families.build("t5gemma2")
+    with torch.no_grad(), hw.watch(model) as heads:
+        model(input_ids=torch.arange(5, 18)[None], decoder_input_ids=torch.arange(20, 27)[None])
+    for row in heads.table():
+        known = row["part"] == "model.encoder.text_model.layers"
+        names = ("previous", "self", "next", "offset", "positional", "distance", "positional_often")
+        assert [row[name] is not None for name in names] == [known] * len(names)
+        assert row["first"] is not None and row["entropy"] > 0

@@ -11,7 +11,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import headwise as hw
 
 IDS = torch.tensor([[5, 7, 3, 9], [2, 2, 8, 4]])
-WORDS = r"watch: layers of GPT2LMHeadModel that .* not seen: transformer\.h\.\*\.attn \(2 GPT2Attention\); the others are"
+WORDS = (
+    r"watch: layers of GPT2LMHeadModel that .* not seen: transformer\.h\.\*\.attn \(2 GPT2Attention\); the others are"
+)
 
 
 def gpt2(upcast: bool = True) -> Any:

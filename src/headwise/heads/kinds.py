@@ -70,8 +70,9 @@ def table(part: Any) -> Table:
     away; first_null, separator_null, positional_null, breadth_null: the mean of the layer's other heads;
     duplicate_null, induction_null: the same measure with the tokens shuffled. ..._spread: standard deviation of the
     texts' own means, where there are two texts or more.
-    A measure the text does not allow is None; in cross-attention there are no offsets. After `heads.calibrate(model)`
-    also twice_duplicate, twice_duplicate_null, twice_induction and twice_induction_null: the same on random tokens said
+    A measure the text does not allow is None; there are no offsets in cross-attention, nor where a query's place among
+    the keys is not known (T5Gemma 2 attends to two texts at once). After `heads.calibrate(model)` also
+    twice_duplicate, twice_duplicate_null, twice_induction and twice_induction_null: the same on random tokens said
     twice. They name the kind of a head that has nothing to do in the text at hand.
 
     duplicate: weight on other places of the same token (in cross-attention: on any). induction: weight on what came
@@ -103,7 +104,7 @@ def text_of(part: Any, call: Any, weights: Weights) -> Text:
     if key_ids is not None and part.tokenizer is not None:
         separators = np.isin(key_ids, separators_of(part.tokenizer)) & keys
         separators[np.arange(B), keys.argmax(1)] = False
-    return Text(rows, keys, query_ids, key_ids, separators, positions=not part.cross)
+    return Text(rows, keys, query_ids, key_ids, separators, positions=call.placed)
 
 
 def measures(weights: Weights, text: Text | None = None) -> list[dict[str, Any]]:

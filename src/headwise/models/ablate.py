@@ -43,7 +43,8 @@ def ablate(
     Raises:
         RuntimeError: the model ran in another thread only.
         ValueError: there is no such layer, head, part or mode, texts are missing or not used, the model's attention
-            cannot be reached, in the block a layer computes it by itself, or, for "mean" and "resample", its output projection is not found.
+            cannot be reached, a layer whose heads are off computes it by itself when it runs, or, for "mean" and
+            "resample", its output projection is not found.
         TypeError: heads are not pairs of ints, texts no batches.
 
     Source: zero, Michel et al. (2019); mean and resample, Chan et al. (2022), Causal Scrubbing.

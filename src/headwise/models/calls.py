@@ -58,6 +58,13 @@ class Call:
         return self.at + self.k.shape[2]
 
     @property
+    def placed(self) -> bool:
+        """Whether it is known where the queries stand among the keys: not so where a mask of the model's own lets them
+        attend to another text beside theirs (T5Gemma 2), or to what they are learned to sum up.
+        """
+        return not self.cross and (self.plan is not None or self.end == self.L or self.start + self.L == self.end)
+
+    @property
     def ids(self) -> Tensor | None:
         """Token ids of the queries [B, L]; None where they are not known."""
         return None if self.text is None else self.text.at(self.start, self.L)

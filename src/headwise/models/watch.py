@@ -18,8 +18,8 @@ from headwise.models.calls import Call, add_call
 from headwise.models.interface import Seen, Session
 from headwise.models.kept import ReadCall, keep_of, read_call
 from headwise.models.kept_text import KeptTokenizer, tokens_of
-from headwise.models.texts import entries_of, text_of_call
 from headwise.models.places import Place
+from headwise.models.texts import entries_of, text_of_call
 from headwise.models.unseen import say_unseen
 from headwise.reading import Reads
 from headwise.weights import Check, Weights
@@ -47,8 +47,8 @@ def watch(
     rounding, and `output_attentions=True` (as an argument of the call) gives real per-head weights; afterwards the
     model is exactly as it was. Of each layer only q, k, v, the output and one number a row are kept. The steps of a
     generation become one `Weights` a layer. A block sees the forwards of the thread, or context, that it was entered
-    in. Layers that compute attention by themselves are named in a warning and in `heads.unseen`; those of which only the
-    run shows it, when the block ends.
+    in. Layers that compute attention by themselves are named in a warning and in `heads.unseen`; those of which only
+    the run shows it, when the block ends.
 
     Args:
         model: a PreTrainedModel, or a torch module that holds one.
