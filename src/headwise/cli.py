@@ -162,9 +162,8 @@ def look(
     wanted = [links, *(there_too(links, tokenizer, each) for each in inputs[1:])]
     with progress.status("Watching every head"):
         seen = [watch(loaded, tokenizer, each) for each in inputs]
-    with progress.status("Trying random tokens said twice"), running(loaded):
-        for heads in seen:
-            heads.calibrate(loaded)
+    with progress.status("Trying random tokens said twice"):
+        untried = calibrate(seen, loaded)
     with progress.status("Reading them"), refusing(ValueError):
         name, pages, readings, results = Path(model).name or model, [], [], []
         for heads, said, some in zip(seen, texts, wanted, strict=True):
@@ -200,6 +199,8 @@ def look(
             console.print(Text(turning(one, other, changed)))
         console.print(CAVEAT)
     console.print(kind_table(rows))
+    if untried:
+        console.print(Text(f"Induction and duplicate heads are told by this text alone: {untried}."))
     console.print(
         f"How far to trust this: the weights of each row sum to 1 within {check.row_sum_error:.0e}; the outputs "
         f"rebuilt from them equal the model's own within {check.output_error:.0e}."
@@ -390,6 +391,16 @@ def there_too(links: list[tuple[str, str]], tokenizer: Any, inputs: Any) -> list
             check_links([link], tokenizer, inputs)
             found.append(link)
     return found
+
+
+def calibrate(seen: list[Any], model: Any) -> str:
+    """Tries the model on random tokens said twice; returns why not, where that cannot be done."""
+    try:
+        for heads in seen:
+            heads.calibrate(model)
+    except Exception as error:  # a model that ran on the text may refuse other tokens, in words of its own
+        return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return ""
 
 
 def find(part: Any, links: list[tuple[str, str]]) -> tuple[list[Any], list[tuple[str, str]]]:

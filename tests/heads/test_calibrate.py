@@ -92,6 +92,32 @@ def test_other_weights_are_another_model() -> None:
     assert fingerprint(model) != before
 
 
+@pytest.mark.parametrize("op", ["watch", "ablate"])
+def test_inside_a_block_it_is_refused_for_what_is_found_is_kept(op: str, cache: Path) -> None:
+    model, inputs = zoo.bert()
+    other, _ = zoo.bert()
+    with torch.no_grad(), hw.watch(model) as heads:
+        model(**inputs)
+    with hw.watch(model) if op == "watch" else hw.ablate(model, [(0, 1)]):
+        with pytest.raises(
+            ValueError, match=rf"calibrate: Bert.* is inside a `with hw\.{op}\(\.\.\.\)` block; .* after"
+        ):
+            heads.calibrate(model)
+        assert list(cache.iterdir()) == []
+        calibrate(other)
+    heads.calibrate(model)
+    assert len(heads.table()) == heads.num_heads(0) * len(heads.layers)
+
+
+def test_what_a_hook_may_have_changed_is_not_kept(cache: Path) -> None:
+    model, _ = zoo.bert()
+    hook = model.encoder.layer[0].register_forward_hook(lambda module, inputs, output: output * 0)
+    changed = calibrate(model)
+    hook.remove()
+    assert list(cache.iterdir()) == []
+    assert calibrate(model) != changed
+
+
 def test_a_model_in_training_stays_in_training() -> None:
     model, _ = zoo.bert()
     calibrate(model.train())

@@ -22,6 +22,7 @@ from headwise.heads.shares import places_of, row_shares
 from headwise.heads.table import Table
 from headwise.kernels.jit import cache_folder
 from headwise.models.atomic import whole_file
+from headwise.models.interface import open_on
 from headwise.models.watch import watch
 
 LENGTH = 50  # tokens that are said twice
@@ -43,8 +44,16 @@ def calibrate(model: Any, tokenizer: Any = None) -> Table:
     Args:
         model: a transformers model of text. tokenizer: its tokenizer, for the special tokens around a text.
     Raises:
-        ValueError: it does not run on token ids alone, or knows too few tokens. TypeError: as `headwise.watch`.
+        ValueError: it is being watched or ablated, does not run on token ids alone, or knows too few tokens. TypeError:
+        as `headwise.watch`.
     """
+    if isinstance(model, torch.nn.Module) and (ops := open_on(model)):
+        raise ValueError(
+            f"calibrate: {type(model).__name__} must be as it is by itself, for what is found is kept; it is inside a "
+            f"`with hw.{ops[0]}(...)` block; calibrate after the block"
+        )
+    if not isinstance(model, torch.nn.Module) or any(map(_is_hooked, model.modules())):
+        return _measured(model, tokenizer)  # a hook may change what it computes: not kept
     name = fingerprint(model)
     if name not in _known:
         file = _file(name)
@@ -60,11 +69,15 @@ def fingerprint(model: Any) -> str:
     """A name for a model with these weights: a digest of its config and of some numbers of every parameter."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{_VERSION} {LENGTH} {TEXTS} {type(model).__name__} {model.config.to_json_string()}".encode())
-    for name, x in model.named_parameters():
+    for name, x in (*model.named_parameters(), *model.named_buffers()):
         flat = x.detach().reshape(-1)
         some = flat[:: max(1, len(flat) // 16)][:17].to(torch.float64).cpu().numpy() if not x.is_meta else np.zeros(1)
         digest.update(f"{name} {tuple(x.shape)} ".encode() + some.tobytes())
     return digest.hexdigest()
+
+
+def _is_hooked(module: torch.nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def said_twice(model: Any, tokenizer: Any = None) -> torch.Tensor:

@@ -64,6 +64,13 @@ class Seen:
     in_place: bool
 
 
+def open_on(model: torch.nn.Module) -> list[str]:
+    """The ops (watch, ablate) whose blocks are open on a model, or on a part of it, in this thread and context."""
+    modules = {id(module) for module in model.modules()}
+    with _lock:
+        return [one.op for one in _open if one.hears() and not modules.isdisjoint(one.places)]
+
+
 class Session:
     """A model whose attention goes through headwise while the session is open."""
 
