@@ -15,7 +15,11 @@ FOUND = sorted((FOLDER / "found").glob("*.py"))
 
 
 def run(text: str, name: str) -> None:
-    exec(compile(text, name, "exec"), {"__name__": "script"})
+    try:
+        exec(compile(text, name, "exec"), {"__name__": "script"})
+    finally:
+        if "jax_enable_x64" in text:
+            sys.modules["jax"].config.update("jax_enable_x64", False)
 
 
 @pytest.mark.parametrize("seed", range(4))

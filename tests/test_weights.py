@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
 import re
@@ -239,6 +240,42 @@ def test_what_masks_and_functions_refer_to_may_not_be_written_over_either(name: 
     allowed.zero_()
     with pytest.raises(RuntimeError, match=re.escape(f"Weights: {name} was changed in place after the call")):
         w.to_dense()
+
+
+def test_functions_stay_what_they_were_in_the_call() -> None:
+    q, k, v = qkv(N)
+
+    def near(i: Any, j: Any) -> Any:
+        return abs(i - j) <= n
+
+    def further(m: int, s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s + j * (n - m)
+
+    def seen(n: int) -> np.ndarray:
+        return hw.attention(q, k, v, mask=abs(np.arange(5)[:, None] - np.arange(7)) <= n, weights=True)[1].to_dense()
+
+    found = []
+    for n in range(3):
+        mask = hw.causal(9) & hw.mask_mod(lambda b, h, i, j: near(i, j))
+        score_mod = functools.partial(further, n)
+        found.append(hw.attention(q, k, v, mask=mask, score_mod=score_mod, weights=True)[1])
+    n = 9
+    for m, w in enumerate(found):
+        for x in (w, w.select(heads=slice(None)), copy.copy(w), copy.deepcopy(w)):
+            np.testing.assert_allclose(x.to_dense(), seen(m), rtol=0, atol=1e-12)
+
+
+SLOPE = 0.25
+
+
+def of_this_module(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return s - SLOPE * abs(i - j)
+
+
+def test_functions_of_a_module_can_be_pickled_after_all() -> None:
+    q, k, v = qkv(N)
+    w = hw.attention(q, k, v, score_mod=of_this_module, weights=True)[1]
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(w)).to_dense(), w.to_dense())
 
 
 def test_a_view_written_over_is_the_tensor_written_over() -> None:

@@ -1,7 +1,8 @@
-"""What a user's function refers to: arrays in its closure, defaults, globals, bound arguments."""
+"""What a user's function refers to: arrays in its closure, defaults, globals, bound arguments; and keeping it so."""
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,6 +49,66 @@ def _references(function: Any) -> Iterator[tuple[str, Any]]:
     yield from zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
     yield from ((name, function.__globals__[name]) for name in code.co_names if name in function.__globals__)
+
+
+def bound(function: Any) -> Any:
+    """The function over what its variables hold now: names in its closure, and globals, may be set anew later.
+
+    So are functions of its own module that it refers to. `given` undoes it.
+    """
+    if _is_partial(function) and type(function) is functools.partial:
+        inner = bound(function.func)
+        return function if inner is function.func else functools.partial(inner, *function.args, **function.keywords)
+    return _bound(function, {}) if isinstance(function, types.FunctionType) else function
+
+
+def given(function: Any) -> Any:
+    """What `bound` was given."""
+    if type(function) is functools.partial:
+        inner = given(function.func)
+        return function if inner is function.func else functools.partial(inner, *function.args, **function.keywords)
+    return getattr(function, MARK, function)
+
+
+MARK = "_headwise_given"
+
+
+def _bound(function: types.FunctionType, done: dict[types.FunctionType, types.FunctionType]) -> types.FunctionType:
+    if function in done or hasattr(function, MARK):
+        return done.get(function, function)
+    cells = tuple(types.CellType() for _ in function.__closure__ or ())
+    names: dict[str, Any] = {}
+    made = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells or None)
+    done[function] = made
+    made.__dict__.update(function.__dict__)
+    made.__kwdefaults__, made.__qualname__, made.__doc__ = (
+        function.__kwdefaults__,
+        function.__qualname__,
+        function.__doc__,
+    )
+    setattr(made, MARK, function)
+
+    def now(x: Any) -> Any:
+        alike = isinstance(x, types.FunctionType) and x.__module__ == function.__module__
+        return _bound(x, done) if alike else x
+
+    for name in (*_names(function.__code__), "__builtins__", "__name__", "__package__", "__spec__"):
+        if name in function.__globals__:
+            names[name] = now(function.__globals__[name])
+    for cell, old in zip(cells, function.__closure__ or (), strict=True):
+        try:
+            cell.cell_contents = now(old.cell_contents)
+        except ValueError:  # a cell that is still empty
+            continue
+    return made
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The names that code refers to, and code within it."""
+    yield from code.co_names
+    for x in code.co_consts:
+        if isinstance(x, types.CodeType):
+            yield from _names(x)
 
 
 def _is_partial(x: Any) -> bool:

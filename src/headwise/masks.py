@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_, is_, or_
 from typing import Any, NamedTuple, TypeVar
@@ -115,6 +115,10 @@ class Mask:
         """The arrays that it is made of, and what errors call them."""
         return []
 
+    def functions(self, change: Callable[[Any], Any]) -> Mask:
+        """The mask with its functions changed."""
+        return self
+
     def key(self) -> Any:
         """Equal for masks that are made the same way; None for masks that hold arrays or functions."""
         return None
@@ -215,6 +219,13 @@ class _Joined(Mask):
             return [pair for pairs in found for pair in pairs]
 
         return fold(self, lambda m: m.held(), together)
+
+    def functions(self, change: Callable[[Any], Any]) -> Mask:
+        def together(m: Any, parts: list[Mask]) -> Mask:
+            alike = all(map(is_, parts, m.parts))
+            return m if alike else replace(m, parts=tuple(parts))  # type: ignore[no-any-return]
+
+        return fold(self, lambda m: m.functions(change), together)
 
     def key(self) -> Any:
         def of_parts(m: Mask, found: list[Any]) -> Any:
@@ -469,6 +480,9 @@ class _MaskMod(Mask):
         if in_graph():
             return []
         return [(f"mask_mod's {name}", x) for name, x in captured(self.function)]
+
+    def functions(self, change: Callable[[Any], Any]) -> Mask:
+        return replace(self, function=change(self.function))
 
     def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
         result = self.function(b, h, i, j)

@@ -6,6 +6,7 @@ Each value is recomputed with the softmax's own accuracy: A = exp(s - largest) /
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,15 +17,17 @@ import numpy as np
 from headwise import checking, indexing, reading, tracing
 from headwise.arrays import in_graph, is_torch, like, to_numpy
 from headwise.backends.blocks import Block, blocks
+from headwise.backends.packing import has_function
 from headwise.backends.recompute import Recompute, Shown, within
 from headwise.backends.row_sums import RowSums
-from headwise.captured import captured
+from headwise.captured import bound, captured, given
 from headwise.checking import Check as Check
 from headwise.pictures.notebook import weights_html
 from headwise.reading import Reads
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
+ARRAYS = ("bias", "sinks", "head_gate", "seed")  # that options hold
 DENSE_LIMIT = 1 << 26  # values to_dense makes without being told: 256 MB in fp32
 
 
@@ -61,13 +64,13 @@ class Weights:
         sums: RowSums | None = None,
     ) -> None:
         self._q, self._k, self._v, self._out, self._lse = q, k, v, out, lse
-        self._options, self._sizes, self._lead = options, sizes, lead
+        self._options, self._sizes, self._lead = _with_functions(options, bound), sizes, lead
         self._batch = range(sizes.B) if batch is None else batch
         self._heads = range(sizes.H) if heads is None else heads
         self._dropped = dropped | frozenset(range(lead))  # axes that are not there: fixed to one entry
         self._versions = self._written()
         self._sums = RowSums() if sums is None else sums
-        self._source = Recompute(q, k, lse, options, sizes, self._sums)
+        self._source = Recompute(q, k, lse, self._options, sizes, self._sums)
 
     # what it is
 
@@ -145,11 +148,24 @@ class Weights:
         self._unchanged()
         state = {name: _detached(x) for name, x in self.__dict__.items() if name not in ("_versions", "_source")}
         options = self._options
-        arrays = {name: _detached(getattr(options, name)) for name in ("bias", "sinks", "head_gate", "seed")}
-        return state | {"_options": replace(options, **arrays)}
+        arrays = {name: _detached(getattr(options, name)) for name in ARRAYS}
+        return state | {"_options": replace(_with_functions(options, given), **arrays)}
+
+    def __copy__(self) -> Weights:
+        return self._copied(lambda x: x)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
+        return self._copied(lambda x: copy.deepcopy(x, memo))
+
+    def _copied(self, copied: Callable[[Any], Any]) -> Weights:
+        """Pickles name functions; copies keep them, over what they referred to in the call."""
+        arrays = {name: _detached(getattr(self._options, name)) for name in ARRAYS}
+        found = object.__new__(type(self))
+        found.__setstate__(copied(self.__getstate__() | {"_options": replace(self._options, **arrays)}))
+        return found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"_sums": RowSums()} | state)
+        self.__dict__.update({"_sums": RowSums()} | state | {"_options": _with_functions(state["_options"], bound)})
         self._versions = self._written()
         self._source = Recompute(self._q, self._k, self._lse, self._options, self._sizes, self._sums)
 
@@ -378,6 +394,14 @@ def _meet(cut: slice, chosen: range) -> slice | None:
     """What a slice and a range share, counted within the range."""
     start, stop = max(cut.start, chosen.start), min(cut.stop, chosen.stop)
     return slice(start - chosen.start, stop - chosen.start) if start < stop else None
+
+
+def _with_functions(options: Options, change: Callable[[Any], Any]) -> Options:
+    """The options with score_mod and the mask's functions changed."""
+    if in_graph() or (options.score_mod is None and not has_function(options.mask)):
+        return options
+    mask = None if options.mask is None else options.mask.functions(change)
+    return replace(options, score_mod=change(options.score_mod), mask=mask)
 
 
 def _detached(x: Any) -> Any:

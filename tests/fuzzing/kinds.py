@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from random import Random
 
+from fuzzing.jax_kind import jax
 from fuzzing.pieces import FLOATS, Script, Sizes
 
 QKV = ("q", "k", "v")
@@ -377,5 +378,16 @@ KINDS: dict[str, Callable[[Random], str]] = {
     "layer": layer,
     "drop-in": drop_in,
     "watched": watched,
+    "jax": jax,
 }
-SHARES = {"op": 6, "transforms": 3, "backward": 3, "refusals": 2, "elsewhere": 1, "bits": 2, "layer": 2, "drop-in": 2}
+SHARES = {
+    "op": 6,
+    "transforms": 3,
+    "backward": 3,
+    "refusals": 2,
+    "elsewhere": 1,
+    "bits": 2,
+    "layer": 2,
+    "drop-in": 2,
+    "jax": 2,
+}

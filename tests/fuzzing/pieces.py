@@ -43,7 +43,7 @@ class Script:
     """Lines of a script, and what they have made."""
 
     r: Random
-    library: str  # numpy, torch
+    library: str  # numpy, torch, jax
     dtype: str
     n: Sizes
     lines: list[str] = field(default_factory=list)
@@ -63,6 +63,8 @@ class Script:
         ]
         if self.dtype == "bfloat16" and self.library == "numpy":
             head.append("import ml_dtypes")
+        if self.library == "jax":
+            head += ["import jax, jax.numpy as jnp", f"jax.config.update('jax_enable_x64', {self.dtype == 'float64'})"]
         return "\n".join([*head, *self.lines]) + "\n"
 
     # arrays
@@ -70,9 +72,12 @@ class Script:
     def array(self, name: str, shape: tuple[int, ...], dtype: str | None = None, views: bool = True) -> None:
         """name = random numbers in this shape, as an array of the script's library, at odd strides at times."""
         dtype = dtype or self.dtype
-        kind = self.r.choice(self._views(shape, dtype)) if views and self.r.random() < 0.6 else "plain"
+        views = views and self.library != "jax" and self.r.random() < 0.6
+        kind = self.r.choice(self._views(shape, dtype)) if views else "plain"
         wide = f"rng.standard_normal({shape})"
-        if self.library == "numpy":
+        if self.library == "jax":
+            self.say(f"{name} = jnp.asarray({wide}, jnp.{dtype})")
+        elif self.library == "numpy":
             name_of = f"ml_dtypes.{dtype}" if dtype == "bfloat16" else f"np.{dtype}"
             self.say(f"{name} = {wide}.astype({name_of})")
             self.say(*(line.format(x=name, shape=shape) for line in NUMPY_VIEWS[kind]))
@@ -118,6 +123,8 @@ class Script:
         """A NumPy expression as an array of the script's library, most of the time."""
         if self.library == "torch" and self.r.random() < 0.8:
             return f"torch.from_numpy(np.array({expression}))"
+        if self.library == "jax" and self.r.random() < 0.8:
+            return f"jnp.asarray({expression})"
         return expression
 
     def captured(self, name: str, length: int) -> None:
@@ -130,6 +137,8 @@ class Script:
             self.say(f"{name} = torch.from_numpy({name})")
             if dtype in {"float64", "float32"} and self.r.random() < 0.3:
                 self.say(f"{name} = torch._neg_view(-{name})")
+        elif self.library == "jax":  # NumPy arrays cannot be indexed by what is traced
+            self.say(f"{name} = jnp.asarray({name})")
         elif self.r.random() < 0.3:
             self.say(f"{name} = {name}[::-1].copy()[::-1]")
 
@@ -168,7 +177,7 @@ class Script:
             function = r.choice(FUNCTIONS)
             self.say(f"change = lambda s, b, h, i, j: {function}")
             self.options["score_mod"], self.right["score_mod"] = "change", "change"
-            if self.library == "numpy":
+            if self.library != "torch":
                 self.right["score_mod"] = "truth.by_numpy(change)"
 
     def call(self, function: str, options: dict[str, str], *arguments: str) -> str:
