@@ -1,4 +1,4 @@
-"""The command line: `headwise look`, `survey`, `doctor` and `bench`.
+"""The command line: `headwise look`, `serve`, `survey`, `doctor` and `bench`.
 
 Input that cannot be used gets one line that says what to do, and exit code 2.
 """
@@ -274,6 +274,69 @@ def survey(
     if "kind" in rows[0]:
         told.print(kind_table(rows))
     told.print(Text(f"Wrote {output}"))
+
+
+@commands.command()
+@click.argument("opened", metavar="[RUN_OR_MODEL]...", nargs=-1)
+@click.option(
+    "--text", "file", metavar="FILE", type=click.Path(path_type=Path), help="The text to begin with; - is standard input."
+)
+@click.option("--image", metavar="FILE", type=click.Path(path_type=Path), help="The picture that a vision run saw.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8737, show_default=True, help="0: any that is free.")
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Keep the token in this file, so that an open page goes on after a restart; made where there is none.",
+)
+def serve(
+    opened: tuple[str, ...], file: Path | None, image: Path | None, port: int, token_file: Path | None
+) -> None:
+    """Open a live page on this machine: any map of any head, at any length, with texts to type and heads to switch off.
+
+    RUN_OR_MODEL is a run that `hw.watch(model, file=...)` wrote, or a model as for look; several may be given, two
+    models to hold side by side. Without one it takes MiniLM. It answers on 127.0.0.1 alone and prints the address,
+    which holds a token; Ctrl-C ends it.
+    """
+    with needs_extras():
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+        from rich.console import Console
+
+        from headwise.serve import running as serving
+        from headwise.serve.opened import Model, Opened
+    text = SENTENCE if file is None else check_text(sys.stdin.buffer.read() if str(file) == "-" else read(file))
+    console = Console(stderr=True)
+    names = opened or (MODEL,)
+    runs = [name for name in names if Path(name).is_file() and not name.endswith(".gguf")]
+    models = []
+    for name in names:
+        if name not in runs:
+            with console.status(f"Loading {name}"):
+                model, tokenizer = load(name)
+
+            def encode(text: str, model: Any = model, tokenizer: Any = tokenizer) -> Any:
+                try:
+                    return tokenize(model, tokenizer, text)
+                except Refusal as error:
+                    raise ValueError(error.message) from error
+
+            models.append(Model(Path(name).name or name, model, tokenizer, encode))
+    with refusing(ValueError), refusing(OSError, "cannot serve: "):
+        what = Opened(models, None if image is None else serving.picture(image))
+        for name in runs:
+            serving.open_run(what, Path(name))
+        if models and (file is not None or not runs):
+            with console.status("Reading the text"):
+                what.make(text)
+        server = serving.start(what, port, token_file, text if models else None)
+        click.echo(f"Open {server.address}\n(only on this machine; Ctrl-C ends it)")
+        server.run()
+
+
+def read(file: Path) -> bytes:
+    with refusing(OSError, f"cannot read {file}: "):
+        return file.read_bytes()
 
 
 @commands.command()

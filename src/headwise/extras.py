@@ -10,6 +10,7 @@ NEEDS = {  # by the module's name, or the room's
     "headwise.heads": ("torch", "transformers"),
     "headwise.models": ("torch", "transformers"),
     "headwise.nn": ("torch",),
+    "headwise.serve": ("torch", "transformers", "starlette", "uvicorn"),
 }
 
 

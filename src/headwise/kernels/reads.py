@@ -62,7 +62,7 @@ class Reads(Program):
         integers = list(INTEGERS)
         for g in range(len(self.pools)):
             pointers += [(f"cells{g}", "f64"), (f"shift{g}", "i64")]
-            integers += [f"{x}{g}" for x in ("r", "c", "stride", "count", "at")]
+            integers += [f"{x}{g}" for x in ("r", "c", "down", "along", "stride", "count", "at")]
         return [
             ("scratch", "*scratch"),
             *((x, f"*{kind}") for x, kind in pointers),

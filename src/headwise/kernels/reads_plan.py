@@ -76,6 +76,8 @@ class Sums:
 class Pass:
     """One pass: its program, its arguments (arrays or addresses, and numbers), its tasks."""
 
+    spanned = False  # whether a table of spans is needed whatever the mask
+
     def __init__(
         self,
         problem: Problem,
@@ -96,7 +98,7 @@ class Pass:
             sizes.D,
             min(block_width(self.geometry), -(-sizes.L // n)),
             scaled_at_once(problem),
-            problem.rules.visible is not None,
+            self.spanned or problem.rules.visible is not None,
             problem.rules,
             wanted.rows,
             wanted.columns,
@@ -112,8 +114,7 @@ class Pass:
         self.QB, self.lanes = n * self.spec.width, n
         self.blocks = -(-sizes.L // self.QB)
         self.heads = len(b) * len(h)
-        chunks = min(self.blocks, -(-PIECES // self.heads))  # of the sizes alone, so that the bits are too
-        self.chunk_blocks = -(-self.blocks // chunks)
+        self.chunk_blocks = self._chunk_blocks()
         self.chunks = -(-self.blocks // self.chunk_blocks)
         self.tasks = self.heads * self.chunks
         layout = self.spec.layout(self.geometry)
@@ -143,6 +144,13 @@ class Pass:
         self.scratch = layout.shared + self.together * self.state
         self.operations = 2 * self.heads * sizes.L * sizes.S * max(sizes.D, 16)
 
+    def _chunk_blocks(self) -> int:
+        """Blocks of queries in a chunk, of the sizes alone, so that the bits are too."""
+        return -(-self.blocks // min(self.blocks, -(-PIECES // self.heads)))
+
+    def _spans(self) -> tuple[np.ndarray, int]:
+        return masking.table(self.call.mask, self.sizes, np.arange(self.blocks) * self.QB, self.QB)
+
     def _inputs(self, rows: Rows) -> None:
         sizes = self.sizes
 
@@ -160,8 +168,7 @@ class Pass:
             b, h = (0 if norms.shape[axis] == 1 else norms.strides[axis] // norms.itemsize for axis in (0, 1))
             self.values |= {"norms": norms, "norms_b": b, "norms_h": h}
         if self.spec.spans:
-            i0 = np.arange(self.blocks) * self.QB
-            self.values["spans"], self.values["spans_b"] = masking.table(self.call.mask, sizes, i0, self.QB)
+            self.values["spans"], self.values["spans_b"] = self._spans()
 
     def _outputs(self) -> None:
         wanted, sizes, values, n = self.wanted, self.sizes, self.values, self.lanes
@@ -177,7 +184,8 @@ class Pass:
         for g, (r, c, _) in enumerate(wanted.pools):
             spans = [self._cells(r, chunk) for chunk in range(self.chunks)]
             starts = np.cumsum([0] + [stop - start for start, stop in spans])
-            values |= {f"r{g}": r, f"c{g}": c, f"stride{g}": up(c, n), f"count{g}": int(starts[-1])}
+            values |= {f"r{g}": r, f"c{g}": c, f"down{g}": sizes.L, f"along{g}": sizes.S}
+            values |= {f"stride{g}": up(c, n), f"count{g}": int(starts[-1])}
             values[f"at{g}"] = self.state
             values[f"shift{g}"] = starts[:-1] - [start for start, _ in spans]
             values[f"cells{g}"] = np.zeros((*self.shape, int(starts[-1]), up(c, n)))

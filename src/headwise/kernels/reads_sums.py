@@ -78,7 +78,7 @@ class Summing(ABC):
     def pool(self, j0: Value, nk: Value, g: int, op: str, state: Pointer) -> None:
         """T[cell, :] (+)= P'[j, :] for the keys of each cell."""
         m, A, combine = self.m, self.A, self.combine(op)
-        c, S = A[f"c{g}"], A["keys"]
+        c, S = A[f"c{g}"], A[f"along{g}"]
         edge = m.var(j0)
         for cell in m.range(j0 * c // S, (j0 + nk - 1) * c // S + 1):
             end = m.min(j0 + nk, ((cell + 1) * S + (c - 1)) // c)
@@ -95,7 +95,8 @@ class Summing(ABC):
         """Between which of a grid's columns, in whole vectors, the keys of a block of queries lie."""
         n, A = self.n, self.A
         lo, hi, _, _ = self.span(task.b, block)
-        first, last = lo * A[f"c{g}"] // A["keys"], self.m.max(hi - 1, 0) * A[f"c{g}"] // A["keys"]
+        c, S = A[f"c{g}"], A[f"along{g}"]
+        first, last = lo * c // S, self.m.max(hi - 1, 0) * c // S
         return first // n * n, (last // n + 1) * n
 
     def end_pool(self, task: Task, block: Value, g: int, op: str, state: Pointer) -> None:
@@ -107,7 +108,7 @@ class Summing(ABC):
             rows = []
             for lane in range(n):  # past the last query: zeros, to the last row
                 i = m.min(A["queries"] - 1, block * self.QB + v * n + lane)
-                rows.append(base + (i * A[f"r{g}"] // A["queries"] + shift) * A[f"stride{g}"])
+                rows.append(base + (i * A[f"r{g}"] // A[f"down{g}"] + shift) * A[f"stride{g}"])
             for x in m.range(*self.touched(task, block, g), n):
                 at = state + (A[f"at{g}"] + x * self.QB + v * n)
                 for row, found in zip(rows, m.transpose([m.load(at + r * self.QB) for r in range(n)]), strict=True):
