@@ -279,7 +279,11 @@ def survey(
 @commands.command()
 @click.argument("opened", metavar="[RUN_OR_MODEL]...", nargs=-1)
 @click.option(
-    "--text", "file", metavar="FILE", type=click.Path(path_type=Path), help="The text to begin with; - is standard input."
+    "--text",
+    "file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The text to begin with; - is standard input.",
 )
 @click.option("--image", metavar="FILE", type=click.Path(path_type=Path), help="The picture that a vision run saw.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8737, show_default=True, help="0: any that is free.")
@@ -289,9 +293,7 @@ def survey(
     type=click.Path(path_type=Path),
     help="Keep the token in this file, so that an open page goes on after a restart; made where there is none.",
 )
-def serve(
-    opened: tuple[str, ...], file: Path | None, image: Path | None, port: int, token_file: Path | None
-) -> None:
+def serve(opened: tuple[str, ...], file: Path | None, image: Path | None, port: int, token_file: Path | None) -> None:
     """Open a live page on this machine: any map of any head, at any length, with texts to type and heads to switch off.
 
     RUN_OR_MODEL is a run that `hw.watch(model, file=...)` wrote, or a model as for look; several may be given, two

@@ -29,8 +29,8 @@ class Box(NamedTuple):
 class Region(Pass):
     """A pass over a box of one head.
 
-    stretch: cells down in which strides are taken. After `read(..., stride=n)` the n-th block of queries of each stretch
-    has been read; `strides` of them are all.
+    stretch: cells down in which strides are taken. After `read(..., stride=n)` the n-th block of queries of each
+    stretch has been read; `strides` of them are all.
     """
 
     spanned = True

@@ -12,6 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -195,7 +196,7 @@ class Server:
         part, layer = path["part"], path["layer"]
         await self.lane.ask(lambda: run.call(part, layer), LATER)
         heads = run.part(part).heads_of(layer)
-        found = [await self.lane.ask(lambda h=h: self.opened.thumb(run, part, layer, h), LATER) for h in heads]
+        found = [await self.lane.ask(partial(self.opened.thumb, run, part, layer, head), LATER) for head in heads]
         return Response(b"".join(found), media_type="application/octet-stream")
 
     async def tile(self, request: Request) -> Response:
@@ -319,10 +320,10 @@ def _no_number(name: str) -> Any:
 
 
 def _field(body: dict[str, Any], name: str, kind: type, default: Any = None, least: int = 0, most: int = 0) -> Any:
-    value = body.get(name, default)
+    value: Any = body.get(name, default)
     if type(value) is not kind:
         raise Bad(f"{name} must be {'text' if kind is str else 'a whole number'}")
-    if kind is int and not least <= value <= most:
+    if isinstance(value, int) and not least <= value <= most:
         raise Bad(f"{name} must lie between {least} and {most}")
     return value
 
@@ -366,5 +367,3 @@ async def _nothing(request: Request, error: Exception) -> Response:
     response = _error("there is nothing here", getattr(error, "status_code", 404))
     response.headers.update(HEADERS)
     return response
-
-

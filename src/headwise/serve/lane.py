@@ -64,7 +64,11 @@ class Lane:
                 answer.set_exception(error)
 
         work = Work(call)
-        work.done = lambda value, error: loop.call_soon_threadsafe(finish, value, error)
+
+        def done(value: Any, error: BaseException | None) -> None:
+            loop.call_soon_threadsafe(finish, value, error)
+
+        work.done = done
         self.put(work, urgency)
         try:
             return await answer

@@ -110,7 +110,11 @@ class Run:
         words, n = self.words(part, side), self._length(part, side)
         stop = min(stop, n)
         if words is None:
-            return {"labels": [str(i) for i in range(start, stop)], "starts": [1] * max(0, stop - start), "known": False}
+            return {
+                "labels": [str(i) for i in range(start, stop)],
+                "starts": [1] * max(0, stop - start),
+                "known": False,
+            }
         labels, starts = _labels(words)
         return {"labels": labels[start:stop], "starts": starts[start:stop], "known": True}
 
@@ -163,8 +167,8 @@ class Opened:
         gone = [id for id in self.runs if id not in self.fixed and id != run.id]
         for id in gone[: max(0, len(self.runs) - RUNS)]:
             del self.runs[id]
-            self._maps.drop(lambda key, id=id: id in key)
-            self._tiles.drop(lambda key, id=id: id in key)
+            self._maps.drop(id)
+            self._tiles.drop(id)
         return run
 
     def run(self, id: str) -> Run:
@@ -222,7 +226,7 @@ class Opened:
             if name == how:
                 found = data
             if exact:
-                self._tiles.get((*key[:2], name, *key[3:]), lambda data=data: (data, len(data)))
+                self._tiles.put((*key[:2], name, *key[3:]), data)
         return found, exact
 
     def thumb(self, run: Run, part: str, layer: int, head: int) -> bytes:
@@ -266,7 +270,10 @@ class Opened:
             values = whole.dense(slice(i, i + 1), slice(0, whole.S))[0]
         else:
             values = np.concatenate(
-                [whole.dense(slice(a, min(a + 8192, whole.L)), slice(one, one + 1))[:, 0] for a in range(0, whole.L, 8192)]
+                [
+                    whole.dense(slice(a, min(a + 8192, whole.L)), slice(one, one + 1))[:, 0]
+                    for a in range(0, whole.L, 8192)
+                ]
             )
         values = np.nan_to_num(values)
         k = min(len(values), 200)
@@ -301,7 +308,8 @@ class Opened:
         if words is None:
             raise Refused("the run has no words to search")
         labels, starts = _labels(words)
-        pieces, begins, at = [], [], 0
+        pieces: list[str] = []
+        begins, at = [], 0
         for label, start in zip(labels, starts, strict=True):
             piece = (" " if start and pieces else "") + label
             begins.append(at + len(piece) - len(label))
@@ -358,7 +366,8 @@ class Opened:
         rows, columns = (np.arange(0, n, cell) for n in D.shape)
         up, down = (f.reduceat(f.reduceat(D, columns, 1), rows, 0) for f in (np.maximum, np.minimum))
         most = np.where(up >= -down, up, down)
-        return np.round(32768 + 32767 * np.sign(most) * np.sqrt(np.abs(most).clip(0, 1))).astype("<u2").tobytes()
+        steps: Array = np.round(32768 + 32767 * np.sign(most) * np.sqrt(np.abs(most).clip(0, 1)))
+        return bytes(steps.astype("<u2").data)
 
     def moved(self, a: Run, b: Run, part: str) -> list[dict[str, Any]]:
         """How much of its weight each head moved, on average over the rows that both have, most first."""
@@ -381,7 +390,13 @@ class Opened:
             for h, head in enumerate(b.part(part).heads_of(layer)):
                 n = int(np.nan_to_num(moved[h]).argmax())
                 found.append(
-                    {"layer": layer, "head": head, "moved": _number(moved[h].mean()), "most": int(i[n]), "at": _number(moved[h, n])}
+                    {
+                        "layer": layer,
+                        "head": head,
+                        "moved": _number(moved[h].mean()),
+                        "most": int(i[n]),
+                        "at": _number(moved[h, n]),
+                    }
                 )
         return sorted(found, key=lambda row: -(row["moved"] or 0))
 

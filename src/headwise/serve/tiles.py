@@ -17,6 +17,7 @@ from headwise.arrays import to_numpy
 from headwise.backends import compiled, compiled_reads
 from headwise.kernels.reads_plan import Rows
 from headwise.kernels.reads_region import Box, Region
+from headwise.kernels.trace import TraceError
 from headwise.weights import Weights
 
 Array = np.ndarray
@@ -68,7 +69,10 @@ class Map:
         if compiled_reads.reason(w._q, w._k, w._options, w._sizes) is not None:
             return None
         b, h = w._batch.start, w._heads.start
-        problem, call, (q, k), alive = compiled_reads._problem(w._q, w._k, w._options, w._sizes)
+        try:
+            problem, call, (q, k), alive = compiled_reads._problem(w._q, w._k, w._options, w._sizes)
+        except TraceError:
+            return None
         sums = w._source.row_sums(slice(b, b + 1), slice(h, h + 1))
         region = Region(problem, call, b, h, Rows(sums, np.zeros(1, np.int64)), cell, box, stretch)
         return Reading(region, compiled.address(q), compiled.address(k), alive)
@@ -215,7 +219,7 @@ def _nearest(known: Array) -> Array:
 def encoded(values: Array) -> bytes:
     """Weights as the page reads them: 65535 times their root, little-endian; what is not a number as 0."""
     found = np.sqrt(np.clip(np.nan_to_num(values, nan=0.0), 0, 1)) * 65535
-    return np.round(found).astype("<u2").tobytes()
+    return bytes(np.round(found).astype("<u2").data)
 
 
 Pooled = tuple[Array, Array, bool]
@@ -242,6 +246,10 @@ class Cache:
             self._size -= size
         return found[0]
 
-    def drop(self, belongs: Callable[[Any], bool]) -> None:
-        for key in [key for key in self._kept if belongs(key)]:
+    def put(self, key: Any, data: bytes) -> None:
+        self.get(key, lambda: (data, len(data)))
+
+    def drop(self, name: str) -> None:
+        """What belongs to a run: its name stands in the key."""
+        for key in [key for key in self._kept if name in key]:
             self._size -= self._kept.pop(key)[1]

@@ -1,0 +1,28 @@
+// Builds page.js from source/ and what it takes from npm, with the licences of both.
+import { build } from "esbuild";
+import { readFileSync, writeFileSync } from "node:fs";
+
+// The page allows no style element; OpenSeadragon makes one that hides the focus on phones, which we want seen.
+const seadragon = {
+  name: "seadragon",
+  setup: ({ onLoad }) =>
+    onLoad({ filter: /openseadragon\.js$/ }, ({ path }) => {
+      const text = readFileSync(path, "utf8"), wanted = "document.head.appendChild(style);";
+      if (text.split(wanted).length !== 2) throw new Error(`${path} no longer has one place ${wanted}`);
+      return { contents: text.replace(wanted, ""), loader: "js" };
+    }),
+};
+
+await build({
+  plugins: [seadragon],
+  entryPoints: ["source/page.js"],
+  bundle: true,
+  minify: true,
+  format: "iife",
+  target: "es2022",
+  legalComments: "none",
+  outfile: "page.js",
+  banner: { js: "/* headwise, Apache-2.0; with OpenSeadragon, BSD-3-Clause: see LICENSES.txt */" },
+});
+const { version } = JSON.parse(readFileSync("node_modules/openseadragon/package.json", "utf8"));
+writeFileSync("LICENSES.txt", `page.js holds OpenSeadragon ${version}:\n\n${readFileSync("node_modules/openseadragon/LICENSE.txt", "utf8")}`);
