@@ -35,7 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "cosmos3_edge_text": _MROPE,
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4}, "ffn_config": {"hidden_size": 32}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}, "ffn_config": {"hidden_size": 32}},
     "decision_transformer": {"n_head": 4, "n_layer": 2, "max_ep_len": 64},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1, "num_hidden_layers": 3}
@@ -49,17 +49,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "glm4v_text": _MROPE,
     "glm_image_text": _MROPE,
     "glm_ocr_text": _MROPE,
+    "gemma4_assistant": {
+        "backbone_hidden_size": 16,
+        "text_config": {"model_type": "gemma4_text", "vocab_size": 97, "hidden_size": 32, "intermediate_size": 40}
+        | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 8}
+        | {"num_hidden_layers": 2, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+        | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "sliding_window": 5}
+        | {"num_global_key_value_heads": 2, "pad_token_id": 0},
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
     "gptj": {"rotary_dim": 4},
     "granitemoehybrid": _HYBRID | _MAMBA2,
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8, "moe_topk": 2},
-    "hunyuan_vl_text": {"head_dim": 8},
+    "hunyuan_vl_text": {"head_dim": 8} | _MROPE,
+    "hy_v4_vl_text": _MROPE | {"index_topk": 4, "index_head_dim": 8, "index_n_heads": 2},
     "kimi_linear": _HYBRID | _KDA | _DENSE,
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention"], "num_hidden_layers": 3},
     "lilt": {"hidden_size": 48},
     "luke": {"entity_vocab_size": 11, "entity_emb_size": 16},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 4, "chunk_size": 8},
     "ministral": {"head_dim": 8},
     "mistral4": {"head_dim": 16, "qk_head_dim": 16},
     "nemotron": {"num_key_value_heads": 2},
@@ -70,12 +80,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": _HYBRID | _DELTA,
     "qwen3_5_text": _HYBRID | _DELTA,
     "qwen3_next": _HYBRID | _DELTA,
+    "qwen4_exp_text": {"layer_types": ["linear_attention", "indexed_attention"]}
+    | _DELTA
+    | {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4}
+    | {"indexer_compress_ratio": 2, "output_gate_type": "sigmoid", "hc_lowrank": 8},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": 5},
     "reformer": {"is_decoder": True, "attn_layers": ["local", "lsh"], "axial_pos_shape": [8, 8]}
     | {"axial_pos_embds_dim": [16, 16], "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "hash_seed": 1}
     | {"feed_forward_size": 40, "num_buckets": 4},
     "xlm": {"emb_dim": 32},
-    "xlstm": {"num_blocks": 2, "chunk_size": 8, "mode": "inference"},
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128, "num_blocks": 2},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 4}
     | {"attention_hidden_size": 64, "attention_head_dim": 16, "num_key_value_heads": 4, "n_mamba_heads": 2},
@@ -126,7 +140,22 @@ def _trajectory(model: Any) -> Inputs:
     ]
 
 
+def _shared_keys(model: Any) -> Inputs:
+    g = torch.Generator().manual_seed(1)
+    keys = {kind: torch.randn(2, 2, 2, 7, 8, generator=g).unbind() for kind in ("sliding_attention", "full_attention")}
+    given: Any = {"inputs_embeds": torch.randn(2, 1, 32, generator=g), "shared_kv_states": keys}
+    return [given | {"attention_mask": torch.ones(2, 7, dtype=torch.long)}]
+
+
+def _no_cache(model: Any) -> Inputs:
+    """Bytes without a cache, which this release cannot make for it."""
+    ids, _ = _ids()
+    return [{"input_ids": ids, "use_cache": torch.tensor(False)}]
+
+
 INPUTS: dict[str, Any] = {
+    "blt": _no_cache,
+    "gemma4_assistant": _shared_keys,
     "bros": lambda model: _boxes(model, integers=False),
     "lilt": _boxes,
     "luke": _entities,

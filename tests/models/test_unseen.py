@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, ReformerConfig, ReformerModel
 
 import headwise as hw
 
@@ -36,6 +36,16 @@ def test_layers_that_ask_for_no_function_are_named_once_the_block_ends() -> None
     words = "heads: self has seen no attention call: its layers computed attention by themselves, past transformers' "
     with pytest.raises(ValueError, match=words):
         heads[0]
+
+
+def test_attention_of_another_kind_is_refused_by_name() -> None:
+    config = ReformerConfig(attn_layers=["local"], axial_pos_embds=False, hidden_size=16, num_attention_heads=2)
+    words = (
+        r"watch: ReformerModel holds no layer of attention that is known, only encoder\.layers\.\*\.attention"
+        r"\.self_attention \(1 LocalSelfAttention\), which weigh keys in a way of their own; take a model that does"
+    )
+    with pytest.raises(ValueError, match=words), hw.watch(ReformerModel(config)):
+        pass
 
 
 def test_heads_of_such_layers_cannot_be_ablated() -> None:

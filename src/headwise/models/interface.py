@@ -26,7 +26,7 @@ from headwise.models.lookup import PLAIN, Borrowed, borrow, give_back, listen, s
 from headwise.models.places import Place, find_places, looks_up_by_name, says_causal_without_mask
 from headwise.models.reading import plan_in, read_mask, tag
 from headwise.models.recompute import Forwards, asking_node, in_backward, next_node
-from headwise.models.unseen import inside, say_unseen, unseen_layers
+from headwise.models.unseen import attention_like, inside, say_unseen, unseen_layers
 from headwise.weights import Weights
 
 # Arguments that choose keys or add sinks in a way that the op has no name for; ignoring them would be silently wrong.
@@ -288,8 +288,11 @@ def usable_places(model: torch.nn.Module, op: str) -> list[Place]:
         return places
     unseen = unseen_layers(model)
     if not unseen:
+        others = say_unseen(attention_like(model))
         raise ValueError(
-            f"{op}: {type(model).__name__} holds no layer of attention that is known; take a model that does"
+            f"{op}: {type(model).__name__} holds no layer of attention that is known"
+            + (f", only {others}, which weigh keys in a way of their own" if others else "")
+            + "; take a model that does"
         )
     plain = any(isinstance(m, torch.nn.MultiheadAttention) for m in unseen.values())
     raise ValueError(

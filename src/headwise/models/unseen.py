@@ -23,6 +23,12 @@ def unseen_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     }
 
 
+def attention_like(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The innermost modules that are called attention, by their paths, whatever they compute."""
+    found = {path: module for path, module in model.named_modules() if _NAMED.search(type(module).__name__)}
+    return {path: module for path, module in found.items() if not any(p.startswith(path + ".") for p in found)}
+
+
 def _computes(cls: type) -> bool:
     return any(_COMPUTES.search(name) for code in codes_of(cls) for name in _names(code))
 
