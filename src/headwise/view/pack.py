@@ -50,12 +50,14 @@ def pack(page: Page, budget: int = BUDGET) -> bytes:
     while True:
         plans = [plan(panel, int(room / len(page.panels))) for panel in page.panels]
         found = [_summaries(panel, long) for panel, long in zip(page.panels, plans, strict=True)]
-        for fewer in range(max(long.k for long in plans) + 1):
+        fewer, most = 0, max(long.k for long in plans)
+        while fewer <= most:
             # The largest weights are sorted: the last of each line can be left out without summarising again.
             kept = [replace(long, k=max(long.k - fewer, 0)) for long in plans]
             data = encode(page, kept, found)
             if len(data) <= budget or all(long.grid == 1 for long in plans):
                 return data
+            fewer += max(1, int((most - fewer) * (1 - budget / len(data))))  # as many as that is too much, or less
         room /= 2
 
 
@@ -88,7 +90,7 @@ def encode(page: Page, plans: Sequence[Plan | None], found: Sequence[Summaries])
     }
     head = json.dumps(meta, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 4)
-    return zlib.compress(len(head).to_bytes(4, "little") + head + b"".join(arrays), 9)
+    return zlib.compress(len(head).to_bytes(4, "little") + head + b"".join(arrays), 6)
 
 
 def plan(panel: Panel, budget: int) -> Plan:

@@ -46,7 +46,7 @@ function cell(layer, head) {
       "aria-label": `Layer ${layer}, head ${head}: ${kind}`,
       title: `${layer}.${head} ${kind}: ${meta.kinds[kind]}`,
       style: { "--kind": kindColour(kind, theme()) },
-      onclick: () => { state.link = null; open(layer, head); bring($("map"), $("grid")); },
+      onclick: () => { state.link = null; open(layer, head); bring($("map"), $("grid").parentElement); },
       onkeydown: (event) => {
         const p = panel(), y = p.layers.findIndex(([l]) => l === layer);
         const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -head], End: [0, p.layers[y][1] - 1 - head] }[event.key];
