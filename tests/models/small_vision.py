@@ -97,6 +97,15 @@ SAM3_VISION = {
     "fpn_hidden_size": 32,
     "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
 }
+QWEN4 = {
+    "indexer_compress_ratio": 2,
+    "indexer_budget": 4,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "hc_lowrank": 8,
+    "ngram_vocab_size_base": 20,
+}
 GLM5_NEXT = {
     "qk_rope_head_dim": 0,
     "num_key_value_heads": 4,
@@ -197,7 +206,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     }
     | {"mask_decoder_config": {"iou_head_hidden_dim": 32}},
     **{f"pp_ocrv{x}_rec": {"head_out_channels": 11} for x in ("5_mobile", "5_server", "6_small", "6_tiny")},
-    "pp_ocrv6_small_det": {"backbone_config": {"out_features": STAGES}, "layer_list_out_channels": [96, 96, 192, 384]},
     "uvdoc": {"backbone_config": {"out_features": [*STAGES, "stage5", "stage6"]}},
     "omdet-turbo": {
         "backbone_config": SWIN4 | {"out_features": STAGES[1:]},
@@ -280,10 +288,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "audio_config": {"patch_sizes": [4, 2], "hidden_sizes": [8, 16], "depths": [1, 1]}
         | {"num_hidden_layers": 2, "out_hidden_size": 32},
     },
-    "qwen4_exp": {
-        "text_config": {"indexer_compress_ratio": 2, "indexer_budget": 4, "indexer_n_heads": 2, "indexer_kv_heads": 1}
-        | {"indexer_head_dim": 8, "hc_lowrank": 8, "ngram_vocab_size_base": 20}
-    },
+    "qwen4_exp": {"text_config": QWEN4},
+    "qwen4_exp_text": QWEN4,
     "qwen3_omni_moe_thinker": {
         "text_config": MROPE,
         "vision_config": {"deepstack_visual_indexes": [0]},
@@ -375,8 +381,7 @@ IMAGES = {
     maskformer mask2former lw_detr rf_detr sam sam_hq sam2 sam2_vision_model sam2_hiera_det_model
     sam3_tracker""",
     65: "depth_pro",
-    96: "pp_ocrv5_mobile_rec pp_ocrv5_server_rec pp_ocrv6_small_rec pp_ocrv6_tiny_rec pp_ocrv6_medium_det uvdoc "
-    "pp_ocrv6_small_det",
+    96: "pp_ocrv5_mobile_rec pp_ocrv5_server_rec pp_ocrv6_small_rec pp_ocrv6_tiny_rec uvdoc",
 }
 
 
