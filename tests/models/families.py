@@ -595,8 +595,8 @@ def page(found: list[dict[str, Any]]) -> str:
         f"{transformers.__version__}, built small and random",
         "from its config. Written by `PYTHONPATH=src:tests python -m models.families`; `tests/models/families.py` says",
         "what is held: outputs watched, ablated of nothing and afterwards; every call's weights and layer number",
-        "against the model's own eager attention; a whole layer ablated; left padding; generation; gradients under",
-        "gradient checkpointing.",
+        "against the model's own attention; a head ablated, against the model's own without it; left padding;",
+        "generation; gradients under gradient checkpointing.",
         "",
         f"{len(of('works'))} work, {len(of('refused'))} are refused by name, {len(of('none'))} have no attention, "
         f"{len(of('not tried'))} were not tried (a package is missing, or the script has no way to run it), "
