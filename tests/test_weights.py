@@ -278,6 +278,48 @@ def test_functions_of_a_module_can_be_pickled_after_all() -> None:
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(w)).to_dense(), w.to_dense())
 
 
+@pytest.mark.parametrize("way", ["itself", "its attribute", "a function of it", "a layer in it", "called"])
+def test_a_score_mod_of_a_module_whose_weights_move_is_refused(way: str) -> None:
+    class Slopes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slope, self.unused = torch.nn.Parameter(torch.ones(6)), torch.nn.Parameter(torch.ones(6))
+            self.table = torch.nn.Embedding(6, 1)
+
+        def forward(self, s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return s * self.slope[h]
+
+        def learned(self, s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return s * self.table(h)[..., 0]
+
+    q, k, v = qkv(N, "torch")
+    m = Slopes().double()
+    slope, unused = m.slope, m.unused
+    score_mod = {
+        "itself": m,
+        "its attribute": lambda s, b, h, i, j: s * m.slope[h],
+        "a function of it": m.forward,
+        "a layer in it": m.learned,
+        "called": lambda s, b, h, i, j: m(s, b, h, i, j),
+    }[way]
+    w = hw.attention(q, k, v, score_mod=score_mod, weights=True)[1]
+    right = w.to_dense()
+    with torch.no_grad():
+        if way != "called":
+            unused.add_(1)
+        torch.testing.assert_close(w.to_dense(), right)
+        name, moved = ("table.weight", m.table.weight) if way == "a layer in it" else ("slope", slope)
+        moved.add_(1)
+    mask = hw.mask_mod(lambda b, h, i, j: m.slope[h] > 0)
+    looked = hw.attention(q, k, v, mask=hw.causal() & mask, weights=True)[1]
+    with torch.no_grad():
+        slope.add_(1)
+    with pytest.raises(RuntimeError, match="Weights: mask_mod's slope was changed"):
+        looked.to_dense()
+    with pytest.raises(RuntimeError, match=f"Weights: score_mod's .*{name} was changed in place after the call"):
+        w.to_dense()
+
+
 def test_a_view_written_over_is_the_tensor_written_over() -> None:
     q, k, v = qkv(N, "torch")
     w = hw.attention(q, k, v, weights=True)[1]

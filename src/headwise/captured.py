@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,7 +50,7 @@ def _references(function: Any) -> Iterator[tuple[str, Any]]:
     defaults = function.__defaults__ or ()
     yield from zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
-    yield from ((name, function.__globals__[name]) for name in code.co_names if name in function.__globals__)
+    yield from ((name, function.__globals__[name]) for name in _global_names(code) if name in function.__globals__)
 
 
 def bound(function: Any) -> Any:
@@ -92,7 +94,7 @@ def _bound(function: types.FunctionType, done: dict[types.FunctionType, types.Fu
         alike = isinstance(x, types.FunctionType) and x.__module__ == function.__module__
         return _bound(x, done) if alike else x
 
-    for name in (*_names(function.__code__), "__builtins__", "__name__", "__package__", "__spec__"):
+    for name in (*_global_names(function.__code__), "__builtins__", "__name__", "__package__", "__spec__"):
         if name in function.__globals__:
             names[name] = now(function.__globals__[name])
     for cell, old in zip(cells, function.__closure__ or (), strict=True):
@@ -103,12 +105,63 @@ def _bound(function: types.FunctionType, done: dict[types.FunctionType, types.Fu
     return made
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """The names that code refers to, and code within it."""
-    yield from code.co_names
+@functools.lru_cache(maxsize=1024)
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that code refers to, and code within it; `co_names` has attributes, too."""
+    found = [x.argval for x in dis.get_instructions(code) if x.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     for x in code.co_consts:
         if isinstance(x, types.CodeType):
-            yield from _names(x)
+            found += _global_names(x)
+    return tuple(dict.fromkeys(found))
+
+
+def attributes(function: Any, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """The arrays that a function takes from objects, by the names in its code: x of `thing.x`, all of a layer's.
+
+    `captured` has what it refers to itself.
+    """
+    seen = set() if seen is None else seen
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    if _is_partial(function):
+        yield from attributes(function.func, seen)
+        return
+    code = function.__func__ if isinstance(function, types.MethodType) else function
+    owners = [getattr(function, "__self__", None)]
+    if not isinstance(code, types.FunctionType):
+        kind = type(function)
+        owners, code = [function], getattr(kind, "forward" if _is_layer(function) else "__call__", None)
+    if not isinstance(code, types.FunctionType):
+        return
+    for _, x in _references(code):
+        if isinstance(x, types.FunctionType | types.MethodType):
+            yield from attributes(x, seen)
+        elif not isinstance(x, types.ModuleType | type) and not is_array(x):
+            owners.append(x)
+    for owner in owners:
+        named = [(name, x) for name in code.__code__.co_names if (x := _own(owner, name)) is not None]
+        if not named and owner is not function and _is_layer(owner):  # it is called
+            named = [("layer", owner)]
+        for name, x in named:
+            if is_array(x):
+                yield name, x
+            elif _is_layer(x):
+                yield from ((f"{name}.{y}", z) for y, z in (*x.named_parameters(), *x.named_buffers()))
+
+
+def _own(owner: Any, name: str) -> Any:
+    """An attribute that the object itself has, a torch layer's too."""
+    held = getattr(owner, "__dict__", {})
+    for known in (held, *(held.get(x) or {} for x in ("_parameters", "_buffers", "_modules"))):
+        if name in known:
+            return known[name]
+    return None
+
+
+def _is_layer(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.nn.Module)
 
 
 def _is_partial(x: Any) -> bool:

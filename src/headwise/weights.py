@@ -20,7 +20,7 @@ from headwise.backends.blocks import Block, blocks
 from headwise.backends.packing import has_function
 from headwise.backends.recompute import Recompute, Shown, within
 from headwise.backends.row_sums import RowSums
-from headwise.captured import bound, captured, given
+from headwise.captured import attributes, bound, captured, given
 from headwise.checking import Check as Check
 from headwise.pictures.notebook import weights_html
 from headwise.reading import Reads
@@ -312,8 +312,9 @@ class Weights:
         arrays = [("q", self._q), ("k", self._k), ("bias", options.bias), ("sinks", options.sinks)]
         if is_torch(self._q) and not in_graph():
             arrays += [] if options.mask is None else options.mask.held()
-            if options.score_mod is not None:
-                arrays += [(f"score_mod's {name}", x) for name, x in captured(options.score_mod)]
+            for what, function in _functions(options):
+                of_function = *captured(function), *attributes(function)
+                arrays += [(f"{what}'s {name}", x) for name, x in of_function]
         return [(name, _version(x)) for name, x in arrays]
 
     def _unchanged(self) -> None:
@@ -394,6 +395,19 @@ def _meet(cut: slice, chosen: range) -> slice | None:
     """What a slice and a range share, counted within the range."""
     start, stop = max(cut.start, chosen.start), min(cut.stop, chosen.stop)
     return slice(start - chosen.start, stop - chosen.start) if start < stop else None
+
+
+def _functions(options: Options) -> list[tuple[str, Any]]:
+    """score_mod and the mask's functions."""
+    found = [] if options.score_mod is None else [("score_mod", options.score_mod)]
+    if options.mask is not None and has_function(options.mask):
+
+        def note(function: Any) -> Any:
+            found.append(("mask_mod", function))
+            return function
+
+        options.mask.functions(note)
+    return found
 
 
 def _with_functions(options: Options, change: Callable[[Any], Any]) -> Options:
