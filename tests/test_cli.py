@@ -354,3 +354,40 @@ def test_one_head_as_a_picture(folder: Path, capsys: pytest.CaptureFixture[str])
     assert cli.run(["look", "--head", "6.0", "--svg", "b.svg"]) == 2
     assert "--head must be a layer from 0 to 5 and a head from 0 to 11, as in 5.0; got 6.0" in capsys.readouterr().err
     assert not (folder / "b.svg").exists()
+
+
+# learn
+
+
+def test_learn_without_arguments_walks_through_two_heads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["learn"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "Trace(H=2, L=3, S=3, D=2, Dv=2, E=2)" in said.out
+    assert "concat         [L, H * Dv]  (3, 4)" in said.out
+    assert "Two heads on three tokens: attention step by step" in (folder / "walk.html").read_text()
+    assert [path.name for path in folder.iterdir()] == ["walk.html"]
+
+
+def test_learn_walks_through_a_layer_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--layer", "-6", "--head", "10", "--head", "2", "--tokens", "1:4", "-o", "w.html"]
+    assert cli.run(["learn", "She solved the problem.", *options]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("minilm, layer 0\nTrace(BertSelfAttention, B=1, H=12, L=7, S=7, D=32, Dv=32, E=384)")
+    assert (folder / "w.html").stat().st_size < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tokens", "5"], "--tokens must be two numbers that rise, as in 0:40 for the first forty; got '5'"),
+        (["--tokens", "5:9"], "walk: tokens must be numbers from 0 to 2; got [5, 6, 7, 8]"),
+        (["--head", "2"], "walk: heads must be numbers from 0 to 1; got [2]"),
+        (["Some words.", "--layer", "6"], "trace: layer must be 0 to 5; got 6"),
+        (["-o", "no/walk.html"], "cannot write no/walk.html: there is no folder no; make it"),
+    ],
+)
+def test_learn_refuses(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert refused(["learn", *arguments], capsys, folder).startswith(f"headwise: {words}")

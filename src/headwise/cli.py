@@ -1,4 +1,4 @@
-"""The command line: `headwise look`, `serve`, `survey`, `doctor` and `bench`.
+"""The command line: `headwise learn`, `look`, `serve`, `survey`, `doctor` and `bench`.
 
 Input that cannot be used gets one line that says what to do, and exit code 2.
 """
@@ -208,6 +208,57 @@ def look(
     console.print(Text(f"Wrote {output} ({output.stat().st_size / 1e6:.1f} MB): open it in a browser, also offline."))
     for path in drawn:
         console.print(Text(f"Wrote {path}"))
+
+
+def parse_tokens(_context: click.Context, _option: click.Parameter, tokens: str | None) -> range | None:
+    found = re.fullmatch(r"(\d+):(\d+)", tokens or "0:1")
+    if found is None or int(found[1]) >= int(found[2]):
+        raise Refusal(f"--tokens must be two numbers that rise, as in 0:40 for the first forty; got {tokens!r}")
+    return None if tokens is None else range(int(found[1]), int(found[2]))
+
+
+@commands.command()
+@click.argument("text", required=False)
+@click.option("--model", metavar="PATH_OR_NAME", help="As for look; with TEXT alone it is MiniLM.")
+@click.option("--layer", type=int, help="Which layer of the model, from 0; default the last one.")
+@click.option("--head", "heads", type=int, multiple=True, help="Only this head; may be given several times.")
+@click.option("--tokens", metavar="FROM:TO", callback=parse_tokens, help="Only these tokens, as in 0:40.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    default="walk.html",
+    show_default=True,
+    help="The page to write.",
+)
+def learn(
+    text: str | None, model: str | None, layer: int | None, heads: tuple[int, ...], tokens: range | None, output: Path
+) -> None:
+    """Walk through one attention layer, with the numbers of TEXT at every step.
+
+    Writes one page, which works offline: X, each head's queries, keys, values, scores, weights and output, the
+    concatenation, W_O, the output, and for any number which numbers made it. Without TEXT and --model it takes three
+    tokens and two heads that can be followed by hand; with - it reads the text from standard input.
+    """
+    check_output(output)
+    own = text is None and model is None and layer is None
+    text = SENTENCE if text is None else check_text(sys.stdin.buffer.read() if text == "-" else text)
+    with needs_extras():
+        from headwise.view.walk import write_walk
+        from headwise.walk.text import two_heads
+    title = "Two heads on three tokens"
+    if own:
+        trace = two_heads()
+    else:
+        model = model or MODEL
+        loaded, tokenizer = load(model)
+        trace, layer = traced(loaded, tokenizer, tokenize(loaded, tokenizer, text), -1 if layer is None else layer)
+        title = f"{Path(model).name or model}, layer {layer}"
+    with refusing(ValueError), refusing(OSError, f"cannot write {output}: ", "; give another place with -o"):
+        write_walk(trace, output, heads=heads or None, tokens=tokens, title=title)
+    click.echo(f"{title}\n{trace}")
+    click.echo(f"Wrote {output} ({output.stat().st_size / 1e6:.1f} MB): open it in a browser, also offline.")
 
 
 @commands.command()
@@ -487,6 +538,17 @@ def watch(model: Any, tokenizer: Any, inputs: Any) -> Any:
     with torch.no_grad(), refusing(ValueError), headwise.watch(model, tokenizer) as heads, running(model):
         model(**inputs)
     return heads
+
+
+def traced(model: Any, tokenizer: Any, inputs: Any, layer: int) -> tuple[Any, int]:
+    """The walk through a layer of the part that sees the whole text, and the layer's number from 0."""
+    from headwise.models.places import find_places
+
+    with refusing(ValueError):
+        parts = [place.part for place in find_places(model) if not place.cross]
+        part = "encoder" if "encoder" in parts else next(iter(parts), None)
+        trace = headwise.trace(model, inputs, layer=layer, part=part, tokenizer=tokenizer)
+    return trace, trace.layer or 0
 
 
 @contextmanager

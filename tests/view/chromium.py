@@ -133,6 +133,10 @@ class Browser:
     def run(self, script: str, *arguments: Any) -> Any:
         return self._ask("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
+    def enter_frame(self, n: int | None) -> None:
+        """What is run and asked from now on, in the page's nth frame; in the page itself for None."""
+        self._ask("POST", "/frame", {"id": n})
+
     def wait(self, condition: str, seconds: float = 60) -> None:
         """Until a JavaScript expression holds."""
         end = time.monotonic() + seconds

@@ -77,7 +77,8 @@ def trace_model(
         context,
         tokens=found.query_tokens,
         key_tokens=found.key_tokens,
-        title=f"Layer {layer} of {type(model).__name__}",
+        title=f"{type(model).__name__}, layer {layer}",
+        layer=layer,
         **known,
     )
 

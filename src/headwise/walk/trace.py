@@ -76,6 +76,7 @@ class Trace:
     tokens: Sequence[Sequence[str]] | None = None  # of the queries, for each batch entry
     key_tokens: Sequence[Sequence[str]] | None = None
     title: str = ""
+    layer: int | None = None  # of a model, from 0
     _cache: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -178,6 +179,12 @@ class Trace:
             ValueError: there is no such step, or the numbers it is made of are not known. IndexError: no such place.
         """
         return words.explain(self, step, index)
+
+    def report(self, path: Any, **options: Any) -> Any:
+        """Writes the walk as one page that works offline; see `headwise.view.walk.write_walk`."""
+        from headwise.view.walk import write_walk
+
+        return write_walk(self, path, **options)
 
 
 def trace(what: Any, *inputs: Any, **options: Any) -> Trace:
