@@ -102,9 +102,12 @@ class Browser:
     # what a person does
 
     def open(self, path: Path, fragment: str = "") -> None:
+        self.go(path.resolve().as_uri() + fragment)
+
+    def go(self, address: str) -> None:
         self._ask("POST", "/url", {"url": "about:blank"})
         self.log("browser"), self.log("performance")
-        self._ask("POST", "/url", {"url": path.resolve().as_uri() + fragment})
+        self._ask("POST", "/url", {"url": address})
 
     def size(self, width: int, height: int) -> None:
         """The size of the page's own window, below any width a desktop window could have."""

@@ -37,6 +37,10 @@ class Lane:
         self._thread = threading.Thread(target=self._run, name="headwise-serve", daemon=True)
         self._thread.start()
 
+    @property
+    def waiting(self) -> int:
+        return len(self._heap)
+
     def put(self, work: Work, urgency: int) -> Work:
         """Raises Full where too much waits that nobody has dropped."""
         with self._ready:

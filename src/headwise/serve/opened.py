@@ -137,13 +137,13 @@ class Run:
         return said | {"name": self.heads.model_name, "parts": parts}
 
     def figures(self, part: str, layer: int) -> list[dict[str, Any]]:
-        """The figures of `heads.table()` for one layer; none where there are too many weights to look at all."""
+        """The figures of `heads.table()` for one layer; none where there are too many weights to look at all of."""
         key = part, layer
         if key not in self._figures:
             call, found = self.call(part, layer), self.part(part)
             weights = call.weights()
             if math.prod(weights.shape) > FIGURES:
-                raise Refused("the text is too long for figures, which look at every weight")
+                return []
             rows = measures(weights, text_of(found, call, weights))
             numbers = found.heads_of(layer)
             self._figures[key] = [{"layer": layer, "head": numbers[h], **_said(row)} for h, row in enumerate(rows)]
@@ -372,6 +372,8 @@ class Opened:
     def moved(self, a: Run, b: Run, part: str) -> list[dict[str, Any]]:
         """How much of its weight each head moved, on average over the rows that both have, most first."""
         rows, columns = (self.aligned(a, b, part, side) for side in ("queries", "keys"))
+        words = b.words(part, "queries")
+        labels = None if words is None else _labels(words)[0]
         i, j = np.flatnonzero(rows >= 0), np.flatnonzero(columns >= 0)
         found = []
         for layer in b.part(part).layers:
@@ -395,6 +397,7 @@ class Opened:
                         "head": head,
                         "moved": _number(moved[h].mean()),
                         "most": int(i[n]),
+                        "label": None if labels is None else labels[int(i[n])],
                         "at": _number(moved[h, n]),
                     }
                 )

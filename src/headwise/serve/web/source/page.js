@@ -1,6 +1,6 @@
 // The page: what is chosen, where that stands in the address, and what follows from it.
 
-import { Refused, bytes, get, onState, post } from "./api.js";
+import { bytes, get, onState, post } from "./api.js";
 import { KINDS, css, dark, shade } from "./colours.js";
 import { MapView } from "./map.js";
 
@@ -186,8 +186,10 @@ function showGrid() {
   $("grid").replaceChildren(el("div", { role: "row", className: "line" }, el("span", { role: "columnheader", className: "label", textContent: "L" , title: "layer"}), ...Array.from({ length: most }, (_, h) => el("span", { role: "columnheader", className: "label", textContent: String(h) }))), ...lines);
   const ticket = ++turn;
   seen.disconnect();
-  lines.forEach((line) => seen.observe(line));
   (async () => {
+    await Promise.race([maps[0].drawn, new Promise((go) => setTimeout(go, 4000))]); // the map comes first
+    if (ticket !== turn) return;
+    lines.forEach((line) => seen.observe(line));
     for (const l of p.layers) {
       if (ticket !== turn) return;
       if (!figures.has(l.layer)) {
@@ -195,10 +197,8 @@ function showGrid() {
           const found = await get(`${base()}/${l.layer}/figures`);
           if (ticket !== turn) return;
           figures.set(l.layer, found);
-        } catch (error) {
-          if (error instanceof Refused && ticket === turn) {
-            $("gloss").textContent = `No kinds and figures: ${error.message}.`;
-          }
+          if (!found.length) $("gloss").textContent = "No kinds and figures: they look at every weight, and the text is too long for that.";
+        } catch {
           break;
         }
       }
@@ -326,7 +326,7 @@ const maps = ["a", "b"].map((name, n) => new MapView($(`map-${name}`), "", {
   onPick: ({ i, j }) => pick(i, j),
   onMove: (view) => {
     if (n === 0) {
-      state.view = view;
+      state.view = view[2] < 0.98 * maps[0].what.S ? view : null;
       toAddress();
     }
     const other = maps[1 - n];
@@ -539,7 +539,7 @@ async function showMoved() {
     const split = el("span", { className: "switch", role: "group", "aria-label": "The second map" });
     const paint = () => switcher(split, [["second", "Second"], ["difference", "Difference"]], state.split, (x) => ((state.split = x), paint(), showHead()));
     paint();
-    $("moved").append(el("h2", { textContent: "What moved" }), split, el("ol", {}, ...moved.slice(0, 10).map((row) => el("li", {}, el("button", { type: "button", className: "bar", style: { "--share": row.moved / Math.max(moved[0].moved, 1e-9) }, onclick: () => { choose(row.layer, row.head); pick(row.most, state.j); } }, el("span", { textContent: `${row.layer}.${row.head}` }), el("small", { textContent: ` most at ${plain(labels(beside.id).queries.get(row.most) ?? String(row.most))}` }), el("b", { textContent: percent(row.moved) }))))));
+    $("moved").append(el("h2", { textContent: "What moved" }), split, el("ol", {}, ...moved.slice(0, 10).map((row) => el("li", {}, el("button", { type: "button", className: "bar", style: { "--share": row.moved / Math.max(moved[0].moved, 1e-9) }, onclick: () => { choose(row.layer, row.head); pick(row.most, state.j); } }, el("span", { textContent: `${row.layer}.${row.head}` }), el("small", { textContent: ` most at ${plain(row.label ?? String(row.most))}` }), el("b", { textContent: percent(row.moved) }))))));
   }
   show();
 }
