@@ -40,6 +40,7 @@ class Decode(Program):
     rest: int  # rows left over
     many: bool  # there is more than one tile of rows
     turned: bool  # keys are turned before they are multiplied
+    shares: int  # tiles of rows that ask memory for what is needed later, each for a part of it
     natural: bool
     spans: bool
     rules: Rules = NO_RULES
@@ -88,7 +89,8 @@ def decode(
     """The program for so many rows of a key head."""
     tile = min(TILE, rows)
     turned = rows >= TURNED and D > 0
-    return Decode(dtype, D, Dv, tile, rows % tile, rows > tile, turned, natural, spans, rules, dropout)
+    shares = 1 if turned else power_of_two(rows // tile)  # with more of them the asking itself costs more than it gains
+    return Decode(dtype, D, Dv, tile, rows % tile, rows > tile, turned, shares, natural, spans, rules, dropout)
 
 
 def node_size(rows: int, Dv: int, lanes: int) -> int:
@@ -217,20 +219,20 @@ class _Program:
         A, row = self.A, self.first + r
         return self.kh * A["group"] + row // A["queries"], row % A["queries"]
 
-    def tiles(self) -> Iterator[tuple[Value, int, bool]]:
-        """(first row, rows, whether no tile came before)."""
+    def tiles(self) -> Iterator[tuple[Value, int]]:
+        """(first row, rows)."""
         m, s = self.m, self.s
         if not s.many:
-            yield m.scalar(0), s.tile, True
+            yield m.scalar(0), s.tile
             return
         for _ in m.when(self.rows >= s.tile):
-            yield m.scalar(0), s.tile, True
+            yield m.scalar(0), s.tile
         whole = self.rows // s.tile * s.tile
         for r in m.range(s.tile, whole, s.tile):
-            yield r, s.tile, False
+            yield r, s.tile
         if s.rest:
             for _ in m.when(whole < self.rows):
-                yield whole, s.rest, False
+                yield whole, s.rest
 
     def load_queries(self) -> None:
         m, A = self.m, self.A
@@ -249,26 +251,29 @@ class _Program:
             step = n * self.layout.columns
             for j in m.range(0, nk, step):
                 self.turn(k, j, nk)
-                for r0, tile, _ in self.tiles():
+                for r0, tile in self.tiles():
                     rows = self.turned(r0, tile)
                     m.store_block(rows, self.S + (r0 * (KB + n) + j), KB + n)
             return
         for j in m.range(0, nk, n):
-            for r0, tile, ask in self.tiles():
-                self.dots(k, stride, j, nk, r0, tile, ask)
+            for r0, tile in self.tiles():
+                self.dots(k, stride, j, nk, r0, tile)
 
-    def dots(self, k: Pointer, stride: Value, j: Value, nk: Value, r0: Value, tile: int, ask: bool) -> None:
+    def dots(self, k: Pointer, stride: Value, j: Value, nk: Value, r0: Value, tile: int) -> None:
         """Widths along the lanes: vectors of partial sums of n keys."""
         m, n, s = self.m, self.n, self.s
         together = power_of_two(min(n, self.sums // tile))  # keys whose sums stay in registers
+        some = -(-together // s.shares)
         queries = self.Q + r0 * self.width
         for first in m.range(0, n, together):
             at = j + first
             places = [k + m.min(nk - 1, at + x) * stride for x in range(together)]
             acc = m.variables([[self.zero] * together for _ in range(tile)])
             for d, part in m.pieces(s.D, n * self.each):
-                for x in range(together if ask else 0):
-                    self.ahead(k + at * stride, stride, d // (n * self.each) * together + x, s.D, n * self.each)
+                for share in self.asking(r0):
+                    for x in range(some):
+                        count = d // (n * self.each) * together + (share * some + x)
+                        self.ahead(k + at * stride, stride, count, s.D, n * self.each)
                 keys = [m.load_words(p + d, part) for p in places]
                 for r in range(tile):
                     q = m.load(queries + (r * self.width + d // self.each))
@@ -304,6 +309,15 @@ class _Program:
             lanewise=True,
         )
 
+    def asking(self, r0: Value) -> Iterator[Value]:
+        """The number of a tile's share of what memory is asked for, if it has one."""
+        if not self.s.many:
+            yield self.m.scalar(0)
+            return
+        tile = r0 // self.s.tile
+        for _ in self.m.when(tile < self.s.shares):
+            yield tile
+
     def ahead(self, row: Pointer, stride: Value, count: Value, width: int, step: int) -> None:
         """Asks memory for the count-th stretch of `step` elements, row by row, of those that come AHEAD bytes later."""
         if not width:
@@ -331,7 +345,7 @@ class _Program:
             for r in m.range(0, self.rows):
                 last = self.S + (r * (KB + n) + end)
                 m.store(m.select(m.splat(end) + m.lane() < m.splat(nk), m.load(last), self.hidden), last)
-        for r0, tile, _ in self.tiles():  # a few rows at once: each is a chain of waits
+        for r0, tile in self.tiles():  # a few rows at once: each is a chain of waits
             rows = [r0 + r for r in range(tile)]
             scores = [self.S + r * (KB + n) for r in rows]
             tops = [m.var(m.splat(LOWEST[m.real])) for r in rows]
@@ -407,8 +421,8 @@ class _Program:
             count = m.min(FEW, nk - j)
             if self.layout.packed:
                 self.pack(v + j * self.A["v_l"], count)
-            for r0, tile, ask in self.tiles():
-                self.few(v + j * self.A["v_l"], j, count, r0, tile, node, ask)
+            for r0, tile in self.tiles():
+                self.few(v + j * self.A["v_l"], j, count, r0, tile, node)
 
     def pack(self, v: Pointer, count: Value) -> None:
         """A few narrow values as numbers, or words of pairs."""
@@ -427,7 +441,7 @@ class _Program:
             for _ in m.when(count % 2 > 0):
                 rows(count - 1, 1, False)
 
-    def few(self, v: Pointer, j0: Value, count: Value, r0: Value, tile: int, node: Pointer, ask: bool) -> None:
+    def few(self, v: Pointer, j0: Value, count: Value, r0: Value, tile: int, node: Pointer) -> None:
         m, n, s, stride = self.m, self.n, self.s, self.A["v_l"]
         columns = max(1, self.sums // tile)  # vectors of widths whose sums stay in registers
         rows = [self.row(node, r0 + r) for r in range(tile)]
@@ -448,9 +462,12 @@ class _Program:
             else:
                 for j in m.range(0, count // self.each):
                     here = [v + ((j * self.each + x) * stride + d) for x in range(self.each)]
-                    for x in range(self.each if ask else 0):
-                        at = d // (n * columns) * count + j * self.each + x
-                        self.ahead(v, stride, at, s.Dv, min(n * columns, s.Dv))
+                    step = min(n * columns, s.Dv)
+                    parts = s.shares if step % s.shares == 0 else 1
+                    for share in self.asking(r0):
+                        for x in range(self.each):
+                            at = d // (n * columns) * count + j * self.each + x
+                            self.ahead(v, stride, at * parts + m.min(share, parts - 1), s.Dv, step // parts)
                     add(j, [self.values([row + c for row in here], some) for c, some in starts])
                 if self.each == 2:
                     for _ in m.when(count % 2 > 0):

@@ -337,7 +337,9 @@ class Machine(ABC):
 
         for lane in range(max(1, min(self.lanes, width))):
             acc = self.variables([[self.splat(0.0)] * shape[1] for _ in range(shape[0])])
-            self.matmul(acc, a, b, lane, width, step=self.lanes)
+            count = len(range(lane, width, self.lanes))
+            unroll = count if 0 < count <= 4 else 1
+            self.matmul(acc, a, b, lane, lane + count * self.lanes, unroll, self.lanes)
             waiting.append(self.values(acc))
             done = lane + 1
             while done % 2 == 0:
