@@ -21,7 +21,7 @@ AHEAD = 10240  # bytes between what is computed and what is asked of memory
 FEW = 32  # keys whose values are weighed together
 TILE = 4  # rows whose products share a load of the keys
 STRETCH = 64  # rows in a task: a multiple of TILE
-TURNED = 12  # rows from which it pays to turn blocks of keys, so that keys lie along the lanes
+TURNED = 24  # rows from which it pays to turn blocks of keys, so that keys lie along the lanes
 
 
 def power_of_two(n: int) -> int:
