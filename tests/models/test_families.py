@@ -18,6 +18,9 @@ WORKS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"self": 2},  # latent keys and values
     "diffllama": {"self": 2},  # two calls a layer
     "jamba": {"self": 2},  # attention between state-space layers
+    "qwen3_next": {"self": 1},  # one layer in two is linear attention, which has no weights
+    "zamba2": {"self": 2},  # one block for several layers
+    "dory": {"self": 3},  # a layer is run in a loop
     "mixtral": {"self": 2},
     "moshi": {"self": 2},  # its cache has a window, its mask has none
     "bert": {"self": 2},
