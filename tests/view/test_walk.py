@@ -152,10 +152,24 @@ def test_the_keyboard_and_the_buttons_step_from_number_to_number(browser: Browse
 
 
 @marked
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser: Browser, text: Path, width: int, scheme: str) -> None:
+    browser.prefer(prefers_color_scheme=scheme)
+    browser.size(width, 844)
+    browser.open(text)
+    browser.wait(READY)
+    axe = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
+    browser.run(axe + ";window.axe = axe; axe.run(document, {preload: false}).then((found) => window.found = found)")
+    browser.wait("window.found")
+    assert browser.run("return found.passes.length") > 20
+    assert browser.run("return found.violations.map((v) => [v.id, v.impact, v.nodes[0].html])") == []
+
+
+@marked
 def test_in_a_sandboxed_frame_on_a_phone(browser: Browser, text: Path, tmp_path: Path) -> None:
     frame = tmp_path / "frame.html"
-    inner = text.read_text().replace("&", "&amp;").replace('"', "&quot;")
-    frame.write_text(f'<iframe sandbox="allow-scripts" srcdoc="{inner}" style="width:370px;height:800px"></iframe>')
+    frame.write_text(two_heads().show(height=800)._repr_html_())
     browser.size(390, 844)
     browser.open(frame)
     browser.wait("document.querySelector('iframe')")
@@ -252,3 +266,13 @@ def test_what_comes_from_the_text_is_data_alone(tmp_path: Path) -> None:
     nasty = "</script><script>alert(1)</script>"
     page = hw.trace(np.eye(2), w, w, w, w[0], tokens=[nasty, "b"]).report(tmp_path / "w.html", title=nasty)
     assert "alert(1)</script>" not in page.read_text()
+
+
+def test_a_trace_shows_itself() -> None:
+    trace = two_heads()
+    assert "<td style=text-align:left>[L, H * Dv]</td>" in trace._repr_html_()
+    assert repr(trace.show()).startswith("WalkFrame(")
+    pytest.importorskip("matplotlib")
+    figure = trace.plot()
+    assert [axis.get_title() for axis in figure.axes[:2]] == ["head 0", "head 1"]
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["time", "after", "time"]

@@ -71,6 +71,22 @@ def render_walk(trace: Trace, *, batch: int = 0, heads: Any = None, tokens: Any 
     return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], template)
 
 
+class WalkFrame:
+    """The page in a frame of its own, which notebooks show as a cell's last value."""
+
+    def __init__(self, page: str, height: int) -> None:
+        self._page, self._height = page, height
+
+    def __repr__(self) -> str:
+        return "WalkFrame(the walk's page: notebooks show it as a cell's last value; trace.report(path) writes it)"
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe title="Attention step by step" srcdoc="{html.escape(self._page, quote=True)}" '
+            f'sandbox="allow-scripts" style="width:100%;height:{self._height}px;border:0"></iframe>'
+        )
+
+
 def pack_walk(trace: Trace, batch: int, heads: Any, tokens: Any, title: str) -> bytes:
     """All numbers of the page: the length of the head, the head as JSON, the matrices as fp32 behind it; deflated."""
     one = _Text(trace, batch, tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, NamedTuple
 
 from headwise.arrays import is_torch, to_numpy
@@ -164,6 +165,13 @@ class Trace:
         ]
         return "\n".join([repr(self), *lines])
 
+    def _repr_html_(self) -> str:
+        """The steps as a table, in notebooks."""
+        cell = "<td style=text-align:left>{}</td>".format
+        rows = "".join(f"<tr>{''.join(cell(escape(str(x))) for x in step)}</tr>" for step in self.steps)
+        head = "".join(f"<th style=text-align:left>{name}</th>" for name in ("step", "axes", "shape", "how"))
+        return f"<b>{escape(repr(self))}</b><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
     def kv_head(self, h: int) -> int:
         """The key head that query head h reads."""
         return h // self.weights._sizes.group
@@ -179,6 +187,21 @@ class Trace:
             ValueError: there is no such step, or the numbers it is made of are not known. IndexError: no such place.
         """
         return words.explain(self, step, index)
+
+    def plot(self, heads: int | Sequence[int] | None = None, batch: int = 0) -> Any:
+        """Draws heads' weights side by side, as `Weights.plot` does, with the tokens along the axes."""
+        tokens = tuple(None if words is None else words[batch] for words in (self.tokens, self.key_tokens))
+        return self.weights.plot(heads, batch, tokens=tokens, title=self.title or None)
+
+    def show(self, height: int = 900, **options: Any) -> Any:
+        """The page that `report` writes, for a notebook: as the last value of a cell it is shown in the cell.
+
+        Args:
+            height: of the frame, in pixels. options: batch, heads, tokens, title, as in `report`.
+        """
+        from headwise.view.walk import WalkFrame, render_walk
+
+        return WalkFrame(render_walk(self, **options), height)
 
     def report(self, path: Any, **options: Any) -> Any:
         """Writes the walk as one page that works offline; see `headwise.view.walk.write_walk`."""
