@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import random
-import re
-import subprocess
 import sys
-import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,15 @@ import torch
 from transformers import MistralConfig, MistralModel
 
 import headwise as hw
+from headwise.serve import running
+from headwise.serve.opened import Opened, Run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from view.chromium import Browser
 
 
-def run(path: Path, tokens: int, window: int | None) -> None:
-    """A run of one layer and one head of width 64, causal, written as `hw.watch` writes it."""
+def watched(tokens: int, window: int | None) -> Any:
+    """What `hw.watch` saw of one layer with one causal head of width 64."""
     torch.manual_seed(0)
     config = MistralConfig(
         vocab_size=1000, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
@@ -41,8 +41,9 @@ def run(path: Path, tokens: int, window: int | None) -> None:
         attention = model.layers[0].self_attn
         for projection in (attention.q_proj, attention.k_proj):
             projection.weight *= 20  # or all weights would be alike
-        with hw.watch(model, file=path):
+        with hw.watch(model) as heads:
             model(torch.randint(0, 1000, (1, tokens)))
+    return heads
 
 
 def used(process: psutil.Process, browser: Browser) -> tuple[float, float]:
@@ -76,21 +77,18 @@ def main() -> None:
     arguments.add_argument("--moves", type=int, default=60)
     arguments.add_argument("--soak", type=int, default=0)
     asked = arguments.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "long.safetensors"
-        run(path, asked.tokens, asked.window)
-        command = [sys.executable, "-m", "headwise", "serve", str(path), "--port", "0"]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout is not None
-            found = re.search(r"http://\S+", server.stdout.readline())
-            assert found is not None
-            with Browser() as browser:
-                browser.size(1280, 900)
-                report(browser, found[0], psutil.Process(server.pid), asked)
-        finally:
-            server.terminate()
-            server.wait(30)
+    opened = Opened()
+    opened.add(Run("long", watched(asked.tokens, asked.window), "a long text"), fixed=True)
+    started = running.start(opened)
+    thread = threading.Thread(target=started.run, daemon=True)
+    thread.start()
+    try:
+        with Browser() as browser:
+            browser.size(1280, 900)
+            report(browser, started.address, psutil.Process(), asked)
+    finally:
+        started.stop()
+        thread.join(30)
 
 
 def report(browser: Browser, address: str, process: psutil.Process, asked: argparse.Namespace) -> None:

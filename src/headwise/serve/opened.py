@@ -466,7 +466,7 @@ _LABELS: dict[int, tuple[Words, tuple[list[str], list[int]]]] = {}
 def _clean(token: str) -> str:
     """A piece of a word without the tokenizer's marks."""
     bare = token.removeprefix("##").replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n")
-    return bare.strip(" ") or token
+    return bare.strip(" ") or bare or token
 
 
 def _around(words: Words | None, at: int) -> dict[str, Any] | None:

@@ -39,6 +39,8 @@ export class MapView {
     this.osd.innerTracker.keyHandler = null;
     for (const event of ["update-viewport", "animation", "resize", "open", "tile-drawn"]) this.osd.addHandler(event, () => this.draw());
     this.osd.addHandler("animation-finish", () => this.ready && this.onMove(this.view()));
+    for (const event of ["canvas-drag", "canvas-scroll", "canvas-pinch", "canvas-double-click"]) this.osd.addHandler(event, () => (this.all = false));
+    this.osd.addHandler("after-resize", () => this.ready && this.all && this.whole(true));
     this.osd.addHandler("canvas-key", (event) => (event.preventDefaultAction = true));
     this.osd.addHandler("canvas-click", (event) => event.quick && this.pick(this.place(event.position.x, event.position.y)));
     this.viewerBox.addEventListener("pointermove", (event) => {
@@ -167,17 +169,19 @@ export class MapView {
   }
 
   go([x, y, w], at_once = false) {
+    this.all = false;
     const S = this.what.S, ratio = this.viewerBox.clientHeight / Math.max(1, this.viewerBox.clientWidth);
     this.osd.viewport.fitBounds(new OpenSeadragon.Rect(x / S, y / S, w / S, (w * ratio) / S), at_once || still());
   }
 
   whole(at_once = false) {
+    this.all = true;
     this.osd.viewport.goHome(at_once || still());
   }
 
   zoom(by) {
     if (by === 0) this.whole();
-    else this.osd.viewport.zoomBy(by, undefined, still()), this.osd.viewport.applyConstraints();
+    else this.all = false, this.osd.viewport.zoomBy(by, undefined, still()), this.osd.viewport.applyConstraints();
   }
 
   // Brings a place to the middle, near enough to be read.

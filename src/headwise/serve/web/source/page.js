@@ -25,7 +25,7 @@ const HOW = { mean: ["Share", "The share of a query's weight that a cell's keys 
 const state = { run: null, text: null, go: 0, model: 0, part: null, layer: null, head: null, how: "max", i: null, j: null, view: null, contrast: 1, colour: "kind", sort: "", only: "", beside: null, second: null, secondModel: 0, split: "second", off: [] };
 let server, run, beside, ready = false;
 const figures = new Map(), thumbs = new Map(), labelStores = new Map();
-let moved = null, turn = 0;
+let moved = null, turn = 0, small = null;
 
 function el(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
@@ -182,6 +182,9 @@ function showGrid() {
   $("gloss").textContent = FIGURES[state.colour];
   const most = Math.max(...p.layers.map((l) => l.heads.length));
   $("grid").style.setProperty("--columns", most);
+  document.querySelector("main").classList.toggle("wide", most > 20);
+  if (small === null) small = p.layers.length > 16;
+  showSmall();
   const lines = p.layers.map((l) => el("div", { role: "row", className: "line", "data-layer": l.layer }, el("span", { role: "rowheader", className: "label", textContent: String(l.layer) }), ...l.heads.map((h) => cell(l.layer, h))));
   $("grid").replaceChildren(el("div", { role: "row", className: "line" }, el("span", { role: "columnheader", className: "label", textContent: "L" , title: "layer"}), ...Array.from({ length: most }, (_, h) => el("span", { role: "columnheader", className: "label", textContent: String(h) }))), ...lines);
   const ticket = ++turn;
@@ -190,7 +193,7 @@ function showGrid() {
     await Promise.race([maps[0].drawn, new Promise((go) => setTimeout(go, 4000))]); // the map comes first
     if (ticket !== turn) return;
     lines.forEach((line) => seen.observe(line));
-    for (const l of p.layers) {
+    for (const l of [...p.layers].sort((a, b) => (b.layer === state.layer) - (a.layer === state.layer))) {
       if (ticket !== turn) return;
       if (!figures.has(l.layer)) {
         try {
@@ -203,6 +206,7 @@ function showGrid() {
         }
       }
       paintCells();
+      if (l.layer === state.layer) showFigures();
     }
     paintCells();
     showFigures();
@@ -290,6 +294,11 @@ function paintCells() {
   } else cells.forEach((c) => (c.style.order = ""));
 }
 
+function showSmall() {
+  $("grid").classList.toggle("bare", small);
+  $("small").setAttribute("aria-pressed", String(small));
+}
+
 function paintThumb(button) {
   const map = thumbs.get(Number(button.dataset.layer))?.get(Number(button.dataset.head));
   if (!map) return;
@@ -330,7 +339,7 @@ const maps = ["a", "b"].map((name, n) => new MapView($(`map-${name}`), "", {
       toAddress();
     }
     const other = maps[1 - n];
-    if (beside && other.ready && other.view().some((x, k) => Math.abs(x - view[k]) > Math.max(0.02, view[2] / 200))) other.go(view, true);
+    if (beside && !$("map-b").hidden && other.ready && other.view().some((x, k) => Math.abs(x - view[k]) > Math.max(0.02, view[2] / 200))) other.go(view, true);
   },
   onNote: (words) => ($("note").textContent = words),
 }));
@@ -379,6 +388,7 @@ function point(place, n) {
   clearTimeout(waiting);
   if (!place) return;
   waiting = setTimeout(async () => {
+    if (n && !beside) return;
     const found = await get(`${path(n ? beside.id : run.id)}/cell?i=${place.i}&j=${place.j}`).catch(() => null);
     if (!found || ticket !== asked) return;
     const end = (name, x, at) => el("div", {}, el("span", { className: "quiet", textContent: `${name} ${at}: ` }), x ? el("span", {}, `… ${plain(x.before)} `, el("mark", { textContent: plain(x.token) }), ` ${plain(x.after)} …`) : el("span", { textContent: `number ${at}` }));
@@ -580,6 +590,7 @@ for (const name of ["colour", "sort", "only"])
     paintCells();
     toAddress();
   });
+$("small").addEventListener("click", () => ((small = !small), showSmall()));
 $("contrast").addEventListener("change", () => ((state.contrast = Number($("contrast").value)), showHead()));
 $("zoom").addEventListener("click", (event) => event.target.dataset.by && maps[0].zoom(Number(event.target.dataset.by)));
 let finds = { text: null, places: [], at: -1 };
