@@ -619,7 +619,14 @@ def page(found: list[dict[str, Any]]) -> str:
             whys = [(x["type"], x["class"], " ".join(x["why"].split()).replace("|", "/")) for x in of(end)]
             lines += [f"| {kind} | {name} | {why} |" for kind, name, why in whys]
     if of("none"):
-        lines += ["", "## Has no attention", "", ", ".join(f"{x['type']} ({x['class']})" for x in of("none")) + "."]
+        lines += [
+            "",
+            "## Has no attention",
+            "",
+            "No layer asks for an attention function, and none is called attention:",
+            "",
+        ]
+        lines += [", ".join(f"{x['type']} ({x['class']})" for x in of("none")) + "."]
     return "\n".join(lines) + "\n"
 
 
