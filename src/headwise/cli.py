@@ -544,10 +544,15 @@ def traced(model: Any, tokenizer: Any, inputs: Any, layer: int) -> tuple[Any, in
     """The walk through a layer of the part that sees the whole text, and the layer's number from 0."""
     from headwise.models.places import find_places
 
-    with refusing(ValueError):
-        parts = [place.part for place in find_places(model) if not place.cross]
-        part = "encoder" if "encoder" in parts else next(iter(parts), None)
+    parts = [place.part for place in find_places(model) if not place.cross]
+    part = "encoder" if "encoder" in parts else next(iter(parts), None)
+    try:
         trace = headwise.trace(model, inputs, layer=layer, part=part, tokenizer=tokenizer)
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+    except Exception:
+        with running(model):
+            raise
     return trace, trace.layer or 0
 
 

@@ -245,6 +245,8 @@ def test_the_page_is_bounded_and_says_the_way_out(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"walk: {words}"):
             trace.report(tmp_path / "no.html", **options)
     assert [path.name for path in tmp_path.iterdir()] == ["walk.html"]
+    with pytest.raises(ValueError, match="walk: there must be a query and a key to draw; got L=0, S=0"):
+        hw.trace(np.zeros((0, 2)), w, w, w, np.ones((6, 2))).report(tmp_path / "no.html")
 
 
 def test_a_large_layer_shows_the_heads_that_add_most() -> None:

@@ -254,6 +254,15 @@ def test_a_layer_of_a_model(name: str) -> None:
     assert trace.between == (("rotary",) if name in ("llama", "gemma2", "gpt_oss") else ())
 
 
+def test_a_factor_is_not_called_a_rotation() -> None:
+    model, inputs = zoo.whisper()
+    with torch.no_grad():
+        trace = hw.trace(model, inputs, layer=0, part="encoder")
+    assert trace.between == ("a factor",)
+    factor = trace.q / trace.q_projected
+    torch.testing.assert_close(factor, torch.full_like(factor, trace.q.shape[3] ** -0.5))
+
+
 def test_cross_attention_of_a_model() -> None:
     model, inputs = zoo.bart()
     with torch.no_grad():
@@ -287,11 +296,12 @@ def refusals() -> list[tuple[Any, type[Exception], str]]:
         (lambda: hw.trace(model, inputs, layer=0, part="x"), ValueError, "part must be one of ['self']; got 'x'"),
         (lambda: hw.trace(t5, both, layer=0), ValueError, "T5ForConditionalGeneration has several parts; say which w"),
         (lambda: hw.trace(model.train(), inputs, layer=0), ValueError, "BertModel is in training mode; call its .eva"),
+        (lambda: hw.trace(*zoo.falcon_alibi(), layer=0), ValueError, "FalconForCausalLM does not use transformers' att"),
         (lambda: hw.trace(lora, x), TypeError, "MultiHeadAttention: out_proj must be a plain torch.nn.Linear where"),
     ]
 
 
-@pytest.mark.parametrize("n", range(14))
+@pytest.mark.parametrize("n", range(15))
 def test_refusals(n: int) -> None:
     call, error, words = refusals()[n]
     with pytest.raises(error) as raised:

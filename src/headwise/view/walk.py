@@ -144,6 +144,8 @@ class _Text:
             if not len(places) or places[0] < 0 or places[-1] >= max(L, S):
                 raise ValueError(f"{OP}: tokens must be numbers from 0 to {max(L, S) - 1}; got {places.tolist()[:9]}")
             self.i, self.j = places[places < L], places[places < S]
+        if not (len(self.i) and len(self.j)):
+            raise ValueError(f"{OP}: there must be a query and a key to draw; got L={len(self.i)}, S={len(self.j)}")
         if max(len(self.i), len(self.j)) > LIMIT:
             raise ValueError(
                 f"{OP}: at most {LIMIT} tokens are drawn; got L={len(self.i)}, S={len(self.j)}; choose some, as in "

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.models.places import Place, find_places
+from headwise.models.interface import usable_places
+from headwise.models.places import Place
 from headwise.models.projections import matrix_of, output_projection
 from headwise.models.watch import watch
 from headwise.walk.trace import OP, Trace, scored, still
@@ -85,10 +86,8 @@ def trace_model(
 
 def _place(model: Any, part: str | None, layer: int) -> tuple[Place, int]:
     """The attention layer of that number; negative ones count from the end."""
-    places = find_places(model)
+    places = usable_places(model, OP)
     parts = list(dict.fromkeys(place.part for place in places if part is not None or not place.cross))
-    if not places:
-        raise ValueError(f"{OP}: {type(model).__name__} does not use transformers' attention interface")
     if part is None and len(parts) > 1:
         raise ValueError(f"{OP}: {type(model).__name__} has several parts; say which with part=, one of {parts}")
     if part is not None and part not in parts:
@@ -181,7 +180,9 @@ def _made(module: Any, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Tens
 
 
 def _turned(norm: Any, y: Tensor, right: Tensor) -> list[str] | None:
-    """What lies between y and what was watched: a norm, a rotation, which scales all rows alike."""
+    """What lies between y and what was watched: a norm; one factor (Whisper); a rotation, which keeps lengths, up to
+    one factor.
+    """
     normed = y
     if norm is not None:
         try:
@@ -193,9 +194,11 @@ def _turned(norm: Any, y: Tensor, right: Tensor) -> list[str] | None:
     if normed.shape != right.shape:
         return None
     before, after = normed.float().norm(dim=-1), right.float().norm(dim=-1)
-    if not _close(before * (after.sum() / before.sum()), after):
+    factor = after.sum() / before.sum()
+    if not _close(before * factor, after):
         return None
-    return ["rotary"] if norm is None else ["norm", "rotary"]
+    made = [] if norm is None else ["norm"]
+    return [*made, "a factor" if _close(normed * factor, right) else "rotary"]
 
 
 def _close(y: Tensor, right: Tensor) -> bool:
