@@ -296,7 +296,7 @@ def refusals() -> list[tuple[Any, type[Exception], str]]:
         (lambda: hw.trace(model, inputs, layer=0, part="x"), ValueError, "part must be one of ['self']; got 'x'"),
         (lambda: hw.trace(t5, both, layer=0), ValueError, "T5ForConditionalGeneration has several parts; say which w"),
         (lambda: hw.trace(model.train(), inputs, layer=0), ValueError, "BertModel is in training mode; call its .eva"),
-        (lambda: hw.trace(*zoo.falcon_alibi(), layer=0), ValueError, "FalconForCausalLM does not use transformers' att"),
+        (lambda: hw.trace(*zoo.falcon_alibi(), layer=0), ValueError, "FalconForCausalLM does not use transformers' at"),
         (lambda: hw.trace(lora, x), TypeError, "MultiHeadAttention: out_proj must be a plain torch.nn.Linear where"),
     ]
 

@@ -271,7 +271,7 @@ function bands(w) {
     const raw = w.get(`r${letter}${h}`), name = raw ? `r${letter}${h}` : `${letter}${h}`, L = letter.toUpperCase(), matrixThere = w.get(from) && w.get(`w${letter}${h}`);
     const first = matrixThere ? [matrix(w, from, fromLabel, rows, ends, { plain: !w.small }), op("·"), matrix(w, `w${letter}${h}`, `W_${L}`, ends, width), op("=", w.get(`b${letter}${h}`) ? "+ bias" : "")] : [];
     const parts = [chain(...first, matrix(w, name, L, rows, width, { result: true }))];
-    if (raw) parts.push(chain(op("↻", meta.between.join(", ")), matrix(w, `${letter}${h}`, `${L} turned`, rows, width, { result: true })));
+    if (raw) parts.push(chain(op("↻", meta.between.join(", ")), matrix(w, `${letter}${h}`, `${L} ${meta.between.includes("rotary") ? "turned" : `after ${meta.between.join(", ")}`}`, rows, width, { result: true })));
     return parts;
   };
   if (w.get("x")) {
