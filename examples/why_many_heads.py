@@ -154,8 +154,11 @@ def real_model(console: Console) -> None:
         model(**tokenizer(SENTENCE, return_tensors="pt"))
     console.print(f"\nMiniLM, 6 layers of 12 heads: {SENTENCE}")
     for (name, _), link in zip(LINKS.items(), heads.find(*LINKS.values()), strict=True):
-        layer, head, weight = link.ranking[0]
-        console.print(f"  {name}: head {layer}.{head} gives {link.source} -> {link.target} {weight:.2f}")
+        layer, head, weight = best = link.ranking[0]
+        console.print(
+            f"  {name}: head {layer}.{head} gives {link.source} -> {link.target} {weight:.2f}, "
+            f"and {best.others:.2f} from elsewhere"
+        )
     tops = {
         layer: [most_of(heads, layer, head, "she") for head in range(heads.num_heads(layer))] for layer in heads.layers
     }

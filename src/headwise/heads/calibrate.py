@@ -104,8 +104,8 @@ def _ordinary(model: Any, tokenizer: Any) -> np.ndarray:
         named = (getattr(model.config, f"{role}_token_id", None) for role in ("bos", "eos", "pad", "decoder_start"))
         special = {i for ids in named for i in (ids if isinstance(ids, list) else [ids])}
         return np.array([i for i in range(known) if i not in special])
-    special = set(tokenizer.all_special_ids)
-    ids = [i for i in range(min(known, len(tokenizer))) if i not in special]
+    special, own = set(tokenizer.all_special_ids), len(tokenizer) if hasattr(tokenizer, "__len__") else known
+    ids = [i for i in range(min(known, own)) if i not in special]
     tokens = tokenizer.convert_ids_to_tokens(ids)
     real = [i for i, token in zip(ids, tokens, strict=True) if token and not re.fullmatch(r"\[.+\]|<.+>", token)]
     return np.array(real or ids)
@@ -115,7 +115,7 @@ def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The special tokens before and after a text."""
     if tokenizer is None:
         return [], []
-    ids, special = list(tokenizer("a")["input_ids"]), set(tokenizer.all_special_ids)
+    ids, special = list(tokenizer("a")["input_ids"]) if callable(tokenizer) else [], set(tokenizer.all_special_ids)
     own = [n for n, i in enumerate(ids) if i not in special]
     return (ids[: own[0]], ids[own[-1] + 1 :]) if own else ([], [])
 
