@@ -62,8 +62,11 @@ class Started:
         try:
             self.uvicorn.run(sockets=[self._socket])
         finally:
-            self.server.lane.close()
-            self._socket.close()
+            self.close()
+
+    def close(self) -> None:
+        self.server.lane.close()
+        self._socket.close()
 
     def stop(self) -> None:
         self.uvicorn.should_exit = True
