@@ -126,6 +126,8 @@ def test_a_text_that_is_not_utf_8(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"caf\xe9")))
     assert "the text must be UTF-8" in refused(["look", "-"], capsys, folder)
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "standard input, which is closed" in refused(["look", "-"], capsys, folder)
 
 
 def test_a_text_longer_than_the_model_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,7 +139,7 @@ def look(
         text, links = SENTENCE, links or list(LINKS)
     if riddle:
         against = AGAINST
-    text = check_text(sys.stdin.buffer.read() if text == "-" else text)
+    text = check_text(from_stdin() if text == "-" else text)
     texts = [text] if against is None else [text, check_text(against)]
     pictures = {"svg": svg, "png": png}
     check_pictures(pictures, head)
@@ -358,7 +358,7 @@ def serve(opened: tuple[str, ...], file: Path | None, image: Path | None, port: 
 
         from headwise.serve import running as serving
         from headwise.serve.opened import Model, Opened
-    text = SENTENCE if file is None else check_text(sys.stdin.buffer.read() if str(file) == "-" else read(file))
+    text = SENTENCE if file is None else check_text(from_stdin() if str(file) == "-" else read(file))
     console = Console(stderr=True)
     names = opened or (MODEL,)
     runs = [name for name in names if Path(name).is_file() and not name.endswith(".gguf")]
@@ -385,6 +385,13 @@ def serve(opened: tuple[str, ...], file: Path | None, image: Path | None, port: 
         server = serving.start(what, port, token_file, text if models else None)
         click.echo(f"Open {server.address}\n(only on this machine; Ctrl-C ends it)")
         server.run()
+
+
+def from_stdin() -> bytes:
+    """What comes in by standard input; Python has none where it was closed."""
+    if sys.stdin is None:
+        raise click.UsageError("the text is to come from standard input, which is closed; give it as an argument")
+    return sys.stdin.buffer.read()
 
 
 def read(file: Path) -> bytes:

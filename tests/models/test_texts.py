@@ -172,6 +172,31 @@ def test_beams_over_an_encoder_read_their_own_text() -> None:
     assert weight == pytest.approx(float(heads.cross[layer, head][4, 1, 4]), abs=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+@torch.no_grad()
+def test_beams_over_an_encoder_keep_their_own_cross_weights(kind: str) -> None:
+    model, _ = getattr(zoo, kind)()
+    for n, p in enumerate(model.parameters()):
+        if p.ndim == 2:  # sharp enough that beams swap places
+            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(n)) * 0.5)
+    model.set_attn_implementation("eager")
+    moved = 0
+    for seed in range(3):
+        ids = zoo.ids(2, 7, seed)
+        given = {"attention_mask": torch.ones_like(ids), "num_beams": 3, "max_new_tokens": 8, "min_new_tokens": 8}
+        with hw.watch(model) as heads:
+            model.generate(ids, do_sample=False, **given)
+        read = heads.parts["decoder"].query_ids
+        right = model(input_ids=ids.repeat_interleave(3, 0), decoder_input_ids=read, output_attentions=True)
+        for layer in heads.cross.layers:
+            torch.testing.assert_close(
+                heads.cross[layer].to_dense(), right.cross_attentions[layer], rtol=1e-4, atol=2e-5
+            )
+        steps = [read[:, n].tolist() for n in range(read.shape[1])]
+        moved += any(len(set(step)) > 2 for step in steps)
+    assert moved > 0
+
+
 def test_ids_by_position() -> None:
     text = Text(torch.tensor([[7, 8, 9]]), 4)
     assert text.at(3, 2) is None

@@ -47,6 +47,7 @@ class Call:
     key_real: Tensor | None  # [B, S] for cross-attention; else the queries' padding mask says it
     cross: bool
     ordinal: int = 0  # which of the layer's calls in its forward
+    came: list[list[int]] | None = None  # the entries that each may have gone on from in the last step; None at first
 
     @property
     def L(self) -> int:
@@ -141,13 +142,22 @@ def new_call(seen: Seen, chosen: list[int] | None = None, text: Text | None = No
     )
 
 
-def add_call(calls: list[Call], seen: Seen, chosen: list[int] | None = None, text: Text | None = None) -> None:
-    """Appends an attention call to its layer's, or joins it to the last one."""
+def add_call(
+    calls: list[Call],
+    seen: Seen,
+    chosen: list[int] | None = None,
+    text: Text | None = None,
+    beside: Call | None = None,
+) -> Call:
+    """Appends an attention call to its layer's, or joins it to the last one; gives the call that it is now part of.
+
+    beside: of cross-attention, the decoder's self-attention before it, whose keys tell the beams of a text apart.
+    """
     new = new_call(seen, chosen, text)
     last = next((call for call in reversed(calls) if call.ordinal == new.ordinal), None)
-    order = _continuation(last, new) if last is not None else None
-    if last is not None and order is not None:
-        join(last, new, order)
+    came = _continuation(last, new, beside) if last is not None else None
+    if last is not None and came is not None:
+        join(last, new, came)
         kept, fresh = last, not new.cross
     else:
         if last is not None and last is calls[-1]:
@@ -156,10 +166,13 @@ def add_call(calls: list[Call], seen: Seen, chosen: list[int] | None = None, tex
         kept, fresh = new, True
     if seen.in_place and fresh:  # a static cache goes on writing into the keys it handed out
         kept.k, kept.v = kept.k.clone(), kept.v.clone()
+    return kept
 
 
-def join(old: Call, new: Call, order: list[int]) -> None:
-    """The queries of `new` behind those of `old`, and the newest keys; order as `_continuation` gives it."""
+def join(old: Call, new: Call, came: list[list[int]]) -> None:
+    """The queries of `new` behind those of `old`, and the newest keys; came as `_continuation` gives it."""
+    order = [sources[0] for sources in came]
+    old.came = came
     if order != list(range(len(order))):
         _reorder(old, order)
     old.q += new.q
@@ -177,8 +190,8 @@ def join(old: Call, new: Call, order: list[int]) -> None:
     old.k, old.v, old.at = new.k, new.v, new.at
 
 
-def _continuation(old: Call, new: Call) -> list[int] | None:
-    """The entry of `old` each entry of `new` goes on from; None where `new` is no next step under the same rule."""
+def _continuation(old: Call, new: Call, beside: Call | None) -> list[list[int]] | None:
+    """The entries of `old` each entry of `new` may go on from; None where `new` is no next step under the same rule."""
     alike = (
         new.start > 0
         and new.start == old.start + old.L
@@ -191,7 +204,9 @@ def _continuation(old: Call, new: Call) -> list[int] | None:
         return None
     if not old.cross and _sees_gone_keys(old, new):
         return None
-    return _beam_order(*_overlap(old, new))
+    if old.cross:
+        return _cross_sources(old, new, beside)
+    return _sources(old.k[:, :, new.at - old.at :], new.k[:, :, : old.end - new.at])
 
 
 def _same_rule(old: Call, new: Call) -> bool:
@@ -222,27 +237,34 @@ def same_options(old: Options, new: Options) -> bool:
     return old.scale == new.scale and old.softcap == new.softcap and sinks and (old.bias is None) == (new.bias is None)
 
 
-def _overlap(old: Call, new: Call) -> tuple[Tensor, Tensor]:
-    """The keys both calls have, as each has them."""
-    if old.cross:
-        return old.k, new.k
-    return old.k[:, :, new.at - old.at :], new.k[:, :, : old.end - new.at]
-
-
-def _beam_order(before: Tensor, after: Tensor) -> list[int] | None:
-    """The entry of `before` that each entry of `after` equals (beam search swaps them between steps), or None."""
+def _sources(before: Tensor, after: Tensor) -> list[list[int]] | None:
+    """The entries of `before` that each entry of `after` equals (beam search swaps them between steps), itself first;
+    None where one equals none.
+    """
     if before.shape != after.shape:
         return None
     entries = range(after.shape[0])
     if before.data_ptr() == after.data_ptr() or torch.equal(before, after):
-        return list(entries)
-    order = []
-    for b in entries:
-        source = next((n for n in (b, *entries) if torch.equal(before[n], after[b])), None)
-        if source is None:
-            return None
-        order.append(source)
-    return order
+        return [[b] for b in entries]
+    came = [[n for n in dict.fromkeys((b, *entries)) if torch.equal(before[n], after[b])] for b in entries]
+    return came if all(came) else None
+
+
+def _cross_sources(old: Call, new: Call, beside: Call | None) -> list[list[int]] | None:
+    """As `_sources`, for cross-attention: the beams of a text all have the encoder's keys, so that these tell texts
+    apart, and the decoder's own keys the beams.
+    """
+    if old.k.shape != new.k.shape:
+        return None
+    entries = list(range(new.k.shape[0]))
+    if beside is None or beside.came is None or beside.start + beside.L != new.start + new.q[0].shape[2]:
+        came = _sources(old.k, new.k)
+        alone = all(not torch.equal(old.k[b], old.k[n]) for b in entries for n in entries[:b])
+        return came if alone else None
+    if beside.came == [[b] for b in entries]:
+        return _sources(old.k, new.k)
+    came = [[n for n in beside.came[b] if torch.equal(old.k[n], new.k[b])] for b in entries]
+    return came if all(came) else None
 
 
 def _reorder(call: Call, order: list[int]) -> None:

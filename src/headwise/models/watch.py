@@ -113,11 +113,13 @@ class Recorder(Session):
         for name, part in self.heads.parts.items():
             part.cross = any(place.cross for place in self.places.values() if place.part == name)
         self._passed: dict[str, torch.nn.Module] = {}
+        self._beside: dict[str, Call] = {}  # the self-attention that ran last in each model inside the watched one
         if self.unseen:
             self._say_unseen(self.unseen, stacklevel=5)
 
     def close(self) -> None:
         super().close()
+        self._beside.clear()
         passed, self._passed = self._passed, {}
         if passed:
             self._say_unseen(passed, stacklevel=5)
@@ -147,7 +149,11 @@ class Recorder(Session):
             part.chosen[call.layer] = chosen
         text = text_of_call(call, self.runs)
         if self.keep.reads is None:
-            add_call(part.kept.setdefault(call.layer, []), call, chosen, text)
+            owner, cross = call.place.owner, call.place.cross
+            beside = self._beside.get(owner) if cross else None
+            kept = add_call(part.kept.setdefault(call.layer, []), call, chosen, text, beside)
+            if not cross:
+                self._beside[owner] = kept
         else:
             part.kept_reads.setdefault(call.layer, []).append(read_call(call, chosen, self.keep.reads, text))
         return []
