@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -274,9 +275,10 @@ def test_cross_attention_of_a_model() -> None:
 # refused
 
 
+@functools.cache
 def refusals() -> list[tuple[Any, type[Exception], str]]:
     layer, x = hw.MultiHeadAttention(12, 3, dropout=0.5), torch.randn(2, 5, 12)
-    model, inputs = zoo.bert()
+    (model, inputs), (bert, _) = zoo.bert(), zoo.bert()
     t5, both = zoo.t5()
     calm = hw.MultiHeadAttention(12, 3)
     lora = hw.MultiHeadAttention(12, 3)
@@ -295,7 +297,7 @@ def refusals() -> list[tuple[Any, type[Exception], str]]:
         (lambda: hw.trace(model, inputs, layer=2), ValueError, "layer must be 0 to 1; got 2"),
         (lambda: hw.trace(model, inputs, layer=0, part="x"), ValueError, "part must be one of ['self']; got 'x'"),
         (lambda: hw.trace(t5, both, layer=0), ValueError, "T5ForConditionalGeneration has several parts; say which w"),
-        (lambda: hw.trace(model.train(), inputs, layer=0), ValueError, "BertModel is in training mode; call its .eva"),
+        (lambda: hw.trace(bert.train(), inputs, layer=0), ValueError, "BertModel is in training mode; call its .eva"),
         (lambda: hw.trace(*zoo.falcon_alibi(), layer=0), ValueError, "FalconForCausalLM does not use transformers' at"),
         (lambda: hw.trace(lora, x), TypeError, "MultiHeadAttention: out_proj must be a plain torch.nn.Linear where"),
     ]
