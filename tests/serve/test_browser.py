@@ -169,6 +169,38 @@ def test_a_phone_and_targets(browser: Browser, server: Any) -> None:
     assert nameless == []
 
 
+CONTRAST = """
+const f = x => (x /= 255) <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4, low = [];
+const light = c => .2126 * f(c[0]) + .7152 * f(c[1]) + .0722 * f(c[2]), rgb = s => s.match(/[\\d.]+/g).map(Number);
+for (const e of document.querySelectorAll('body *')) {
+  if (!e.offsetParent || ![...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim())) continue;
+  let under = e, paper = [255, 255, 255];
+  for (; under; under = under.parentElement) {
+    const c = rgb(getComputedStyle(under).backgroundColor);
+    if (c.length == 3 || c[3] > 0) { paper = c; break; }
+  }
+  const [x, y] = [light(rgb(getComputedStyle(e).color)), light(paper)];
+  if ((Math.max(x, y) + .05) / (Math.min(x, y) + .05) < 4.5) low.push(`${e.className} ${e.textContent.slice(0, 20)}`);
+}
+return low"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_all_text_has_contrast(browser: Browser, server: Any, theme: str) -> None:
+    browser.prefer(prefers_color_scheme=theme)
+    opened(browser, server)
+    browser.wait("document.documentElement.dataset.figures == 'yes'")
+    browser.run("headwise.maps[0].pick({i: 7, j: 2})")
+    browser.wait("document.documentElement.dataset.picked == '7,2'")
+    for colour in ("kind", "first", "entropy"):
+        browser.run(
+            "const s = document.querySelector('#colour'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))",
+            colour,
+        )
+        assert browser.run(CONTRAST) == []
+    browser.prefer(prefers_color_scheme="light")
+
+
 def test_the_server_goes_away_and_comes_back(browser: Browser, minilm: Any, tmp_path: Path) -> None:
     from headwise.serve.opened import Opened
 

@@ -10,7 +10,7 @@ const BOTH = { light: ["#9a3412", "#e8a87c", "#f6f5f1", "#94bdd6", "#1a5a92"], d
 // What a kind means, and its colours on light and on dark.
 export const KINDS = {
   previous: ["#0072b2", "#4aa8e0", "pr", "the token before"],
-  next: ["#2b7fb8", "#8fd0f5", "ne", "the token after"],
+  next: ["#23709f", "#8fd0f5", "ne", "the token after"],
   self: ["#00765a", "#2fbd94", "se", "itself"],
   first: ["#b84e00", "#f0863c", "fi", "the first token"],
   separator: ["#8a5f00", "#e8b23c", "sp", "a separator"],
@@ -27,6 +27,11 @@ const blend = (ramp, t) => {
   return rgb(ramp[n]).map((x, c) => Math.round(x + (rgb(ramp[n + 1])[c] - x) * (at - n)));
 };
 export const shade = (t) => blend(RAMPS[dark() ? "dark" : "light"], t);
+// Black or white, whichever can be read on a colour: one of them always has a contrast of 4.5.
+export const ink = (c) => {
+  const [r, g, b] = c.map((x) => (x / 255 <= 0.03928 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b < 0.179 ? "#ffffff" : "#000000";
+};
 export const css = (c) => `rgb(${c.join(",")})`;
 
 // 1024 colours as words of pixels, for t from 0 to 1 (or from all less to all more).

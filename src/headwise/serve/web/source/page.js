@@ -1,7 +1,7 @@
 // The page: what is chosen, where that stands in the address, and what follows from it.
 
 import { bytes, get, onState, post } from "./api.js";
-import { KINDS, css, dark, shade } from "./colours.js";
+import { KINDS, css, dark, ink, rgb, shade } from "./colours.js";
 import { MapView } from "./map.js";
 
 const $ = (id) => document.getElementById(id);
@@ -276,13 +276,13 @@ function paintCells() {
     if (name === "kind") {
       code.textContent = kind ? KINDS[kind][2] : "";
       code.style.background = kind ? KINDS[kind][dark() ? 1 : 0] : "none";
-      code.style.color = dark() ? "#0b0d0f" : "#ffffff";
+      code.style.color = kind ? ink(rgb(KINDS[kind][dark() ? 1 : 0])) : "";
     } else {
       const t = value === null ? 0 : Math.max(0, value / most);
       code.textContent = value === null ? "" : value >= 9.95 ? value.toFixed(0) : value >= 1 ? value.toFixed(1) : value.toFixed(2).replace(/^0/, "");
       const c = shade(t);
       code.style.background = css(c);
-      code.style.color = 0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2] < 130 ? "#ffffff" : "#0b0d0f";
+      code.style.color = ink(c);
     }
     paintThumb(button);
   });
@@ -443,7 +443,7 @@ function showWords() {
       const label = store[side].get(t), w = side === "keys" ? rowWeights?.get(t) : undefined, c = w === undefined ? null : shade(Math.sqrt(w));
       const query = t === state.i && (side === "queries" || sides.length === 1), key = t === state.j && side === "keys", made = run.prompt !== null && t >= run.prompt;
       const said = `${plain(label ?? String(t))}${w !== undefined ? `, ${percent(w)}` : ""}${query ? ", the query" : ""}${key ? ", the key" : ""}${made ? ", generated" : ""}`;
-      line.append(el("button", { type: "button", tabIndex: query || (state.i === null && t === from) ? 0 : -1, className: `word${query ? " query" : ""}${key ? " key" : ""}${made ? " made" : ""}${store[side].starts(t) ? "" : " glued"}`, title: said, "aria-label": said, textContent: plain(label ?? String(t)), "data-n": t, "data-side": side, style: c ? { background: css(c), color: 0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2] < 130 ? "#ffffff" : "#0b0d0f" } : {} }));
+      line.append(el("button", { type: "button", tabIndex: query || (state.i === null && t === from) ? 0 : -1, className: `word${query ? " query" : ""}${key ? " key" : ""}${made ? " made" : ""}${store[side].starts(t) ? "" : " glued"}`, title: said, "aria-label": said, textContent: plain(label ?? String(t)), "data-n": t, "data-side": side, style: c ? { background: css(c), color: ink(c) } : {} }));
     }
     if (to < n) line.append(el("span", { className: "quiet", textContent: ` … to ${n - 1}` }));
     nodes.push(line);
