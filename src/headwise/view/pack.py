@@ -23,7 +23,7 @@ from headwise.weights import Weights
 Array = np.ndarray
 Summaries = dict[str, dict[int, dict[str, Array]]]  # level, layer, name
 
-BUDGET = 5_800_000  # bytes of packed data; base64 adds a third, and the page stays under 8 MB
+BUDGET = 3_700_000  # bytes of packed data; base64 adds a third, and the page stays under 5 MB
 SHRINKS = 0.45  # what compression usually leaves of maps and weights; only a first guess
 GRID = 128  # cells of a pooled map along each axis, at most
 LARGEST = 12  # of a row or column, at most

@@ -19,7 +19,7 @@ SCRIPTS = ("words.js", "data.js", "draw.js", "export.js", "grid.js", "links.js",
 
 
 def report(heads: Any, path: str | os.PathLike[str], links: Sequence[tuple[str, str]] = (), batch: int = 0) -> Path:
-    """One self-contained HTML file that shows every head, works offline and stays under 8 MB at any length.
+    """One self-contained HTML file that shows every head, works offline and stays under 5 MB at any length.
 
     Args:
         heads: what `headwise.watch` gave.
