@@ -196,7 +196,10 @@ def build(kind: str) -> Any:
 def _of(cls: Any, config: Any) -> Any:
     """A class that writes text takes the config of the text alone, as transformers' own auto classes give it."""
     takes = cls.config_class
-    return config if takes is None or isinstance(config, takes) else config.get_text_config(decoder=True)
+    if takes is None or isinstance(config, takes):
+        return config
+    text = config.get_text_config(decoder=True)
+    return text if isinstance(text, takes) else config
 
 
 class NotTried(Exception):
