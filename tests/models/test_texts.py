@@ -197,6 +197,22 @@ def test_beams_over_an_encoder_keep_their_own_cross_weights(kind: str) -> None:
     assert moved > 0
 
 
+@torch.no_grad()
+def test_texts_alike_over_two_encoded_texts_are_each_their_own() -> None:
+    model, _ = zoo.bart()
+    model.final_logits_bias[0, 5] = 100  # whatever was read, token 5 is written
+    ids = zoo.ids(2, 7)
+    with hw.watch(model) as heads:
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), num_beams=3, max_new_tokens=5, **GENERATE)
+    assert torch.equal(out[0], out[1])
+    assert heads.entries_of(out) == [0, 3]
+    assert heads.entries_of(out.repeat_interleave(2, 0)) == [0, 0, 3, 3]
+    with pytest.raises(
+        ValueError, match="entries_of: text 0 was generated for several of the 2 prompts alike; give all"
+    ):
+        heads.entries_of(out[1])
+
+
 def test_ids_by_position() -> None:
     text = Text(torch.tensor([[7, 8, 9]]), 4)
     assert text.at(3, 2) is None

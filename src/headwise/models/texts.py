@@ -85,23 +85,40 @@ def _ids(call: Seen, runs: Mapping[str, Run]) -> Tensor | None:
     return None
 
 
-def entries_of(ids: Tensor, sequences: Any) -> list[int | None]:
+def entries_of(ids: Tensor, sequences: Any, prompts: int = 1) -> list[int | None]:
     """For each of the texts that were generated, [n, T], the row of ids [B, L] that holds what was read of it.
 
     The last token of a text is never read, and shorter texts are padded: a stretch of one token at the end counts as
-    padding where the text is in no row with it.
+    padding where the text is in no row with it. prompts: how many texts an encoder read, whose beams stand one after
+    another in the rows and in the texts: of rows alike, the one of the text's own prompt is meant.
     """
     texts = torch.as_tensor(sequences)
     if texts.ndim not in (1, 2) or texts.is_floating_point() or texts.dtype == torch.bool:
         raise TypeError(f"entries_of: sequences must be token ids [n, T]; got {texts.dtype} {tuple(texts.shape)}")
-    rows = ids.tolist()
-    return [_entry(rows, text) for text in texts.reshape(-1, texts.shape[-1]).tolist()]
+    rows, given = ids.tolist(), texts.reshape(-1, texts.shape[-1]).tolist()
+    B, n = len(rows), len(given)
+    if prompts <= 1 or B % prompts:
+        return [next(iter(_entries(rows, text)), None) for text in given]
+    found: list[int | None] = []
+    for number, text in enumerate(given):
+        entries = _entries(rows, text)
+        own = {entry * prompts // B for entry in entries}
+        if n % prompts == 0:
+            entries = [entry for entry in entries if entry * prompts // B == number * prompts // n]
+        elif len(own) > 1:
+            raise ValueError(
+                f"entries_of: text {number} was generated for several of the {prompts} prompts alike; give all the "
+                f"texts that generate returned, so that its place tells which is meant; got {n}"
+            )
+        found.append(next(iter(entries), None))
+    return found
 
 
-def _entry(rows: list[list[int]], text: list[int]) -> int | None:
+def _entries(rows: list[list[int]], text: list[int]) -> list[int]:
+    """The rows that hold the text, as much of it as any row holds."""
     padding = next((n for n, token in enumerate(reversed(text)) if token != text[-1]), len(text))
     for read in dict.fromkeys((len(text) - 1, len(text) - padding, len(text) - padding - 1)):
-        for entry, row in enumerate(rows):
-            if 0 < read <= len(row) and row[:read] == text[:read]:
-                return entry
-    return None
+        found = [entry for entry, row in enumerate(rows) if 0 < read <= len(row) and row[:read] == text[:read]]
+        if found:
+            return found
+    return []

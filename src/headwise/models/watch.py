@@ -177,13 +177,17 @@ class Part(ByLayer):
     def __repr__(self) -> str:
         return f"Part({self.name!r}, layers={self.layers})"
 
+    @property
+    def first_shape(self) -> tuple[int, ...]:
+        """[B, H, L, S] of the first call of the first layer that was seen."""
+        first = self.layers[0]
+        return (self.read_calls(first) if self.kept_reads else self.calls(first))[0].shape
+
     def seen_in_words(self) -> str:
         """How many layers, heads, queries and keys there are."""
         if not self.layers:
             return "nothing has been seen"
-        first, n = self.layers[0], len(self.layers)
-        calls = self.read_calls(first) if self.kept_reads else self.calls(first)
-        _, H, L, S = calls[0].shape
+        n, (_, H, L, S) = len(self.layers), self.first_shape
         return f"{n} layer{'s' * (n != 1)} of {H} heads, {L} queries, {S} keys"
 
     @property
@@ -333,11 +337,13 @@ class Part(ByLayer):
             return None
         return call.start - text.start, call.key_start - text.key_start
 
-    def entries_of(self, sequences: Any) -> list[int | None]:
-        """Which batch entry holds each text that `generate` returned; see `Heads.entries_of`."""
+    def entries_of(self, sequences: Any, prompts: int = 1) -> list[int | None]:
+        """Which batch entry holds each text that `generate` returned; see `Heads.entries_of`. prompts: how many texts
+        an encoder read for them.
+        """
         if self.query_ids is None:
             raise ValueError(f"entries_of: the token ids of {self.name} are not known, so no text can be found in it")
-        return entries_of(self.query_ids, sequences)
+        return entries_of(self.query_ids, sequences, prompts)
 
     def _strings(self, ids: Any) -> list[list[str]] | None:
         if ids is None or self.tokenizer is None:
@@ -548,7 +554,8 @@ class Heads(ByLayer):
             for each of the n texts its batch entry; None where it is in none: a beam that ends early gives its place to
             another. Run the model once over such a text to see its heads.
         Raises:
-            ValueError: no part was given token ids, or several were. TypeError: sequences are no token ids.
+            ValueError: no part was given token ids, or several were; or some of an encoder-decoder's texts are given,
+                and one of them was generated for several prompts alike. TypeError: sequences are no token ids.
 
         >>> import torch, headwise as hw
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -560,7 +567,9 @@ class Heads(ByLayer):
         >>> heads.main.query_ids[entry].tolist() == out[0, :-1].tolist()     # the last token is never read
         True
         """
-        return self._spoken().entries_of(sequences)
+        encoder = self.parts.get("encoder")
+        prompts = encoder.first_shape[0] if encoder is not None and encoder.layers else 1
+        return self._spoken().entries_of(sequences, prompts)
 
     def _spoken(self) -> Part:
         """The part that a generated text went through."""
