@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -35,6 +36,8 @@ Tensor = torch.Tensor
 VERSION = 2
 READS = (1, 2)  # of version 1: a call has the ids of its queries alone
 SAID = "headwise"  # the name of the array that holds the JSON
+PROOF = "headwise_crc"  # the name of the array that holds the JSON's checksum
+PROVED = 1 << 20  # bytes of an array whose checksum is compared when the file is opened
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -70,8 +73,7 @@ def save(heads: Heads, path: str | os.PathLike[str]) -> Path:
         "text": _text(list(heads.parts.values())),
         "parts": [_part(part, put) for part in heads.parts.values()],
     }
-    data = json.dumps(said, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    arrays[SAID] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    seal(said, arrays)
     _write(Path(path), arrays)
     return Path(path)
 
@@ -80,6 +82,8 @@ def open(path: str | os.PathLike[str]) -> Heads:
     """What `watch` wrote, without its model: `heads[5, 10]`, `table`, `find`, `report` as they were, within rounding.
 
     `heads.checked` is the check of when it was written; `heads.check()` makes it again from the file's own numbers.
+    What says what the numbers are, and every array of up to 1 MB, is held against its checksum; larger ones are read
+    only when they are needed, and `heads.check()` is what tells whether they are still right.
 
     Args:
         path: a file that `hw.watch(model, file=...)` or `heads.save` wrote.
@@ -121,10 +125,39 @@ def open(path: str | os.PathLike[str]) -> Heads:
         said = json.loads(bytes(arrays[SAID].numpy()).decode("utf-8", "surrogatepass"))
         if said["version"] not in READS:
             _wrong(f"its version is {said['version']}, this headwise reads {' and '.join(map(str, READS))}")
+        _prove(said, arrays)
         return _heads(said, arrays)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise ValueError(f"open: {path} does not hold what headwise wrote: {what}; watch the model again") from error
+
+
+def seal(said: dict[str, Any], arrays: dict[str, Tensor]) -> None:
+    """Adds to the arrays what says what they are, and the checksums by which a change is found."""
+    said["crc"] = {name: _checksum(x) for name, x in arrays.items() if x.numel() * x.element_size() <= PROVED}
+    data = json.dumps(said, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    arrays[SAID] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    arrays[PROOF] = torch.tensor([_checksum(arrays[SAID])])
+
+
+def _prove(said: dict[str, Any], arrays: dict[str, Tensor]) -> None:
+    """Refuses what is not as it was written; files from before there were checksums are taken as they are."""
+    proof = arrays.get(PROOF)
+    if proof is None and "crc" not in said:
+        return
+    if proof is None or proof.tolist() != [_checksum(arrays[SAID])]:
+        _wrong("its description is not as it was written")
+    if missing := {*said["crc"]} - {*arrays}:
+        _wrong(f"array {min(missing)} is missing")
+    for name, crc in said["crc"].items():
+        if _checksum(arrays[name]) != crc:
+            _wrong(f"array {name} is not as it was written")
+
+
+def _checksum(x: Tensor) -> int:
+    """CRC-32 of an array's dtype, shape and bytes."""
+    flat = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return zlib.crc32(flat.numpy(), zlib.crc32(f"{x.dtype}{list(x.shape)}".encode()))
 
 
 def _wrong(what: str) -> NoReturn:
