@@ -157,7 +157,7 @@ def _prove(said: dict[str, Any], arrays: dict[str, Tensor]) -> None:
 def _checksum(x: Tensor) -> int:
     """CRC-32 of an array's dtype, shape and bytes."""
     flat = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return zlib.crc32(flat.numpy(), zlib.crc32(f"{x.dtype}{list(x.shape)}".encode()))
+    return zlib.crc32(flat.numpy().data, zlib.crc32(f"{x.dtype}{list(x.shape)}".encode()))
 
 
 def _wrong(what: str) -> NoReturn:
