@@ -114,6 +114,8 @@ def transforms(r: Random) -> str:
         s.right["mask"] = "allowed"
     found, right = r.choice(list((BATCHED if batched else SINGLE).items()))
     fill = {"w": r.randrange(3), "w2": r.randrange(3), "mode": r.choice(("real", "fake", "symbolic"))}
+    if "jit.trace" in found:  # which takes nothing that learns from outside, of torch's own op neither
+        s.say(*(f"{x} = {x}.detach()" for x in map(s.options.get, ("bias", "sinks", "head_gate")) if x))
     s.say(
         "import torch.utils.checkpoint",
         "from torch.func import grad, jvp, vjp, vmap",
