@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import os
-import re
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from headwise.models.atomic import whole_file
+from headwise.view.html import fill, write
 from headwise.view.pack import BUDGET, pack
 from headwise.view.page import Page
 
@@ -37,11 +33,7 @@ def report(heads: Any, path: str | os.PathLike[str], links: Sequence[tuple[str, 
 
 def write_report(page: Page, path: str | os.PathLike[str]) -> Path:
     """Writes a page, whole or not at all (see `whole_file`)."""
-    path = Path(path)
-    text = render(page)
-    with whole_file(path) as file:
-        file.write(text.encode())
-    return path
+    return write(render(page), path)
 
 
 def render(page: Page, budget: int = BUDGET) -> str:
@@ -49,14 +41,6 @@ def render(page: Page, budget: int = BUDGET) -> str:
 
     Everything that comes from the text or the model travels in the packed data, as base64.
     """
-    web = files("headwise.view") / "web"
     text = page.linked.text if page.panels else ""
     said = f"{text[:80]}{'…' if len(text) > 80 else ''} ({page.title})" if text else page.title
-    filled = {
-        "title": html.escape(f"{said}: every head"),
-        "style": (web / "style.css").read_text(encoding="utf-8"),
-        "script": "\n".join((web / name).read_text(encoding="utf-8") for name in SCRIPTS),
-        "data": base64.b64encode(pack(page, budget)).decode(),
-    }
-    template = (web / "template.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], template)
+    return fill("template.html", f"{said}: every head", "style.css", SCRIPTS, pack(page, budget))

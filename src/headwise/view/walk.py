@@ -5,21 +5,17 @@ L queries, S keys, H heads, D and Dv widths of a head, E width of X, Eo of the o
 
 from __future__ import annotations
 
-import base64
-import html
 import json
 import os
-import re
 import zlib
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headwise.arrays import to_numpy
-from headwise.models.atomic import whole_file
+from headwise.view.html import Frame, fill, write
 from headwise.walk.trace import Trace
 from headwise.walk.words import changes
 
@@ -50,41 +46,20 @@ def write_walk(
         ValueError: no such text, head or token, or more tokens than can be drawn. OSError: the path cannot be written;
         then nothing is left behind.
     """
-    text = render_walk(trace, batch=batch, heads=heads, tokens=tokens, title=title)
-    path = Path(path)
-    with whole_file(path) as file:
-        file.write(text.encode())
-    return path
+    return write(render_walk(trace, batch=batch, heads=heads, tokens=tokens, title=title), path)
 
 
 def render_walk(trace: Trace, *, batch: int = 0, heads: Any = None, tokens: Any = None, title: str = "") -> str:
     """The page as HTML. All that comes from the text or the model travels in the packed data, as base64."""
-    web = files("headwise.view") / "web"
     title = title or trace.title or ("A layer" if trace.kind == "matrices" else trace.kind)
-    filled = {
-        "title": html.escape(f"{title}: attention step by step"),
-        "style": (web / "walk.css").read_text(encoding="utf-8"),
-        "script": (web / "walk.js").read_text(encoding="utf-8"),
-        "data": base64.b64encode(pack_walk(trace, batch, heads, tokens, title)).decode(),
-    }
-    template = (web / "walk.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], template)
+    data = pack_walk(trace, batch, heads, tokens, title)
+    return fill("walk.html", f"{title}: attention step by step", "walk.css", ["walk.js"], data)
 
 
-class WalkFrame:
-    """The page in a frame of its own, which notebooks show as a cell's last value."""
-
-    def __init__(self, page: str, height: int) -> None:
-        self._page, self._height = page, height
-
-    def __repr__(self) -> str:
-        return "WalkFrame(the walk's page: notebooks show it as a cell's last value; trace.report(path) writes it)"
-
-    def _repr_html_(self) -> str:
-        return (
-            f'<iframe title="Attention step by step" srcdoc="{html.escape(self._page, quote=True)}" '
-            f'sandbox="allow-scripts" style="width:100%;height:{self._height}px;border:0"></iframe>'
-        )
+def show_walk(trace: Trace, height: int, **options: Any) -> Frame:
+    """The page that `write_walk` writes, in a frame of `height` pixels."""
+    said = "WalkFrame(the walk's page: notebooks show it as a cell's last value; trace.report(path) writes it)"
+    return Frame(render_walk(trace, **options), "Attention step by step", height, said, "allow-scripts")
 
 
 def pack_walk(trace: Trace, batch: int, heads: Any, tokens: Any, title: str) -> bytes:

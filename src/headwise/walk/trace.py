@@ -199,9 +199,9 @@ class Trace:
         Args:
             height: of the frame, in pixels. options: batch, heads, tokens, title, as in `report`.
         """
-        from headwise.view.walk import WalkFrame, render_walk
+        from headwise.view.walk import show_walk
 
-        return WalkFrame(render_walk(self, **options), height)
+        return show_walk(self, height, **options)
 
     def report(self, path: Any, **options: Any) -> Any:
         """Writes the walk as one page that works offline; see `headwise.view.walk.write_walk`."""
