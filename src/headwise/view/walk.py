@@ -53,7 +53,7 @@ def render_walk(trace: Trace, *, batch: int = 0, heads: Any = None, tokens: Any 
     """The page as HTML. All that comes from the text or the model travels in the packed data, as base64."""
     title = title or trace.title or ("A layer" if trace.kind == "matrices" else trace.kind)
     data = pack_walk(trace, batch, heads, tokens, title)
-    return fill("walk.html", f"{title}: attention step by step", "walk.css", ["walk.js"], data)
+    return fill("walk.html", f"{title}: attention step by step", "walk.css", ["packed.js", "walk.js"], data)
 
 
 def show_walk(trace: Trace, height: int, **options: Any) -> Frame:

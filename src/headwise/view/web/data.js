@@ -1,12 +1,8 @@
 // The packed data and what can be asked of it. A weight is a number from 0 to 1; i counts queries, j keys.
 
 async function unpack(text) {
-  const bytes = Uint8Array.from(atob(text.trim()), (c) => c.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const buffer = await new Response(stream).arrayBuffer();
-  const n = new DataView(buffer).getUint32(0, true);
-  const meta = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, n)));
-  return { meta, panels: meta.panels.map((panel) => new Panel(panel, buffer, 4 + n, meta.step)) };
+  const { meta, buffer, at } = await packed(text);
+  return { meta, panels: meta.panels.map((panel) => new Panel(panel, buffer, at, meta.step)) };
 }
 
 class Panel {

@@ -30,14 +30,10 @@ function symbols(text) {
 }
 
 async function unpack(text) {
-  const bytes = Uint8Array.from(atob(text.trim()), (c) => c.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const buffer = await new Response(stream).arrayBuffer();
-  const n = new DataView(buffer).getUint32(0, true);
-  const meta = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, n)));
+  const { meta, buffer, at: start } = await packed(text);
   const arrays = new Map();
   for (const [name, [rows, columns, at]] of Object.entries(meta.arrays)) {
-    const data = new Float32Array(buffer, 4 + n + 4 * at, rows * columns);
+    const data = new Float32Array(buffer, start + 4 * at, rows * columns);
     arrays.set(name, { rows, columns, at: (i, j) => data[i * columns + j], data });
   }
   return { meta, arrays };
