@@ -18,6 +18,8 @@ from headwise.backends import compiled_reads
 from headwise.backends.wide_indices import wide_indices
 
 SIZES = (2, 4, 2, 29, 31, 5, 3)
+STEPS = {name: (np.arange(31) * 7 % 11).astype(name) for name in ("int32", "uint8")}
+TENSORS = {name: torch.from_numpy(x) for name, x in STEPS.items()}
 FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # for torch, and the same for NumPy
     "times": (lambda s, b, h, i, j: s + (i - j) * 0.01, lambda s, b, h, i, j: s + (i - j) * 0.01),
     "divided": (lambda s, b, h, i, j: s + (i - j) / 7, lambda s, b, h, i, j: s + (i - j) / 7),
@@ -25,6 +27,14 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # for t
     "a choice": (
         lambda s, b, h, i, j: s + torch.where(i < j, 0.1, 0.2),
         lambda s, b, h, i, j: s + np.where(i < j, 0.1, 0.2),
+    ),
+    "looked up": (
+        lambda s, b, h, i, j: s - 0.1 * abs(TENSORS["int32"][i] - TENSORS["int32"][j]),
+        lambda s, b, h, i, j: s - 0.1 * abs(STEPS["int32"][i] - STEPS["int32"][j]),
+    ),
+    "looked up in bytes": (
+        lambda s, b, h, i, j: s - 0.1 * (TENSORS["uint8"][i] + TENSORS["uint8"][j]),
+        lambda s, b, h, i, j: s - 0.1 * (STEPS["uint8"][i] + STEPS["uint8"][j]),
     ),
     "a truth": (lambda s, b, h, i, j: s + (i < j) * 0.1, lambda s, b, h, i, j: s + (i < j) * 0.1),
 }

@@ -5,7 +5,8 @@ B batch, H query heads, Hkv key heads, L queries, S keys, D width of q and k, Dv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,6 +64,7 @@ def attention(
     score_mod: Callable[..., Any] | None = None,
 ) -> Truth:
     """mask: a mask of headwise or booleans; score_mod gets tensors for indices."""
+    double = str(q.dtype).endswith("float64")
     q, k, v = map(tensor, (q, k, v))
     lead = 4 - q.dim()
     for _ in range(lead):
@@ -75,7 +77,8 @@ def attention(
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
     if score_mod is not None:
-        s = score_mod(s, *grid(B, H, L, S, like=s)).to(torch.float64).expand(B, H, L, S)
+        with fp64_of_integers(double):
+            s = score_mod(s, *grid(B, H, L, S, like=s)).to(torch.float64).expand(B, H, L, S)
     if bias is not None:
         s = s + tensor(bias)
     if mask is not None:
@@ -92,6 +95,17 @@ def attention(
     for _ in range(lead):
         out, lse, weights = out[0], lse[0], weights[0]
     return Truth(out, lse, weights, (products, s, v))
+
+
+@contextmanager
+def fp64_of_integers(double: bool) -> Iterator[None]:
+    """Integers that meet a number become fp64 where the scores are (docs/masks.md), else what torch makes of them."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if double else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def largest(x: torch.Tensor) -> float:
