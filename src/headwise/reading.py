@@ -14,7 +14,7 @@ from headwise.backends.asked import Array, Ask
 from headwise.backends.asked import Reads as Reads
 from headwise.backends.blocks import Block
 from headwise.backends.recompute import Own, Recompute
-from headwise.kernels.trace import TraceError
+from headwise.expressions.nodes import TraceError
 
 HOW = ("mean", "max", "sum")
 BACKENDS = ("auto", "compiled", "plain", "torch")

@@ -10,7 +10,7 @@ from headwise.shapes import Sizes
 torch = pytest.importorskip("torch")
 from headwise.backends import compiled_backward, gradients  # noqa: E402
 from headwise.backends import torch as plain  # noqa: E402
-from headwise.kernels.trace import SCORE, I, J  # noqa: E402
+from headwise.expressions.nodes import SCORE, I, J  # noqa: E402
 
 SIZES = Sizes(2, 6, 3, 13, 17, 5, 7)
 B, H, Hkv, L, S, D, Dv = SIZES

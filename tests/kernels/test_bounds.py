@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwise.expressions.nodes import SCORE, B, Captures, H, I, J, TraceError
+from headwise.expressions.record import trace
 from headwise.kernels.bounds import Bounds
-from headwise.kernels.trace import SCORE, B, Captures, H, I, J, TraceError, trace
 
 ENDS = {"b": 2, "h": 3, "i": 5, "j": 7}
 TABLE = np.array([3, -11, 2, 13, 5, -7, 1])

@@ -3,12 +3,12 @@ import re
 import numpy as np
 import pytest
 
+from headwise.expressions.nodes import SCORE, B, H, I, J
 from headwise.kernels import jit, llvm
 from headwise.kernels.adjust import Operand, Rules
 from headwise.kernels.decode import Combine, decode
 from headwise.kernels.forward import Forward, block_width
 from headwise.kernels.tile import GEOMETRIES, PRECISE
-from headwise.kernels.trace import SCORE, B, H, I, J
 
 BIASED = Rules(
     ("add", ("tanh", SCORE), ("at", "a0", B, H, I, J)),

@@ -9,7 +9,7 @@ from typing import Any
 from headwise import tracing
 from headwise.arrays import is_jax, is_torch
 from headwise.backends.row_sums import RowSums
-from headwise.kernels.trace import TraceError
+from headwise.expressions.nodes import TraceError
 from headwise.scores import Options
 from headwise.shapes import Sizes
 

@@ -13,11 +13,12 @@ import numpy as np
 from headwise.arrays import is_torch
 from headwise.backends.packing import has_function
 from headwise.backends.row_sums import RowSums
-from headwise.kernels import masking, trace
+from headwise.expressions import nodes, record
+from headwise.expressions.nodes import SCORE, B, Captures, H, I, J, Node, TraceError
+from headwise.kernels import masking
 from headwise.kernels.adjust import Operand, Rules
 from headwise.kernels.bounds import Bounds
 from headwise.kernels.exact import Exactness
-from headwise.kernels.trace import SCORE, B, Captures, H, I, J, Node, TraceError
 from headwise.masks import Mask
 from headwise.scores import Options
 from headwise.shapes import Sizes
@@ -244,7 +245,7 @@ def with_options(problem: Any, o: Options, trees: Trees | None = None) -> tuple[
 
     if trees is None:
         captures = Captures()
-        score = None if o.score_mod is None else trace.trace(o.score_mod, (SCORE, B, H, I, J), captures)
+        score = None if o.score_mod is None else record.trace(o.score_mod, (SCORE, B, H, I, J), captures)
         change = _change(o, score, captures)
         visible = None if o.mask is None else masking.rule(o.mask, problem.sizes, captures)
         if score is not None or has_function(o.mask):
@@ -308,11 +309,11 @@ def _change(o: Options, traced: Node | None, captures: Captures) -> Node | None:
         inner = ("tanh", ("multiply", SCORE, captures.number(1 / o.softcap)))
         change = ("multiply", captures.number(o.softcap), inner)
     if traced is not None:
-        if trace.kind(traced, captures.kinds) == "bool":
+        if nodes.kind(traced, captures.kinds) == "bool":
             raise TypeError("attention: score_mod must return numbers; got bool; masks belong in mask=")
-        if trace.kind(traced, captures.kinds) != "real":
+        if nodes.kind(traced, captures.kinds) != "real":
             traced = ("add", captures.number(0.0), traced)
-        change = traced if change is None else _replaced(traced, change)
+        change = traced if change is None else nodes.substitute(traced, change)
     if change is not None:
         change = _with_rough_caps(change, captures.numbers)
     if o.bias is not None:
@@ -327,13 +328,6 @@ def _with_rough_caps(tree: Node, numbers: Sequence[float]) -> Node:
             if c[0] == "number" and tanh[0] == "tanh" and abs(numbers[int(c[1][1:])]) <= ROUGH_CAP:
                 return ("multiply", c, ("rough_tanh", _with_rough_caps(tanh[1], numbers)))
     return tuple(_with_rough_caps(x, numbers) if isinstance(x, tuple) else x for x in tree)
-
-
-def _replaced(tree: Node, score: Node) -> Node:
-    """The tree with another one in the score's place."""
-    if tree == SCORE:
-        return score
-    return tuple(_replaced(x, score) if isinstance(x, tuple) else x for x in tree)
 
 
 def _check_indices(tree: Node, name: str, shapes: Sequence[tuple[int, ...]], sizes: Sizes) -> None:

@@ -12,7 +12,7 @@ from headwise.backends import compiled, compiled_reads
 from headwise.backends.backward import GATE, LARGE, SINKS, Given, K, Q, V, finite
 from headwise.backends.compiled import Trees
 from headwise.backends.row_sums import RowSums
-from headwise.kernels.trace import SCORE, Node, TraceError, depends
+from headwise.expressions.nodes import SCORE, Node, TraceError, depends
 from headwise.scores import Options
 from headwise.shapes import Sizes
 

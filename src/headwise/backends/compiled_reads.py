@@ -14,8 +14,9 @@ from headwise.arrays import is_torch, like, to_numpy
 from headwise.backends import compiled
 from headwise.backends.asked import Ask, Reads, entropies, means
 from headwise.backends.blocks import Block
+from headwise.expressions.nodes import SCORE, B, Captures, H, I, J, TraceError
+from headwise.expressions.record import trace
 from headwise.kernels.tile import LN2
-from headwise.kernels.trace import SCORE, B, Captures, H, I, J, TraceError, trace
 from headwise.scores import Options
 from headwise.shapes import Sizes
 

@@ -20,8 +20,9 @@ from headwise.backends import torch as plain
 from headwise.backends.backward import Given
 from headwise.backends.row_sums import RowSums
 from headwise.backends.trees import Rule, evaluate
-from headwise.kernels import masking, trace
-from headwise.kernels.trace import SCORE, B, Captures, H, I, J
+from headwise.expressions import record
+from headwise.expressions.nodes import SCORE, B, Captures, H, I, J
+from headwise.kernels import masking
 from headwise.scores import Options
 from headwise.shapes import Sizes
 
@@ -54,7 +55,7 @@ class Again:
         self.options, self.captures, self.sums = options, Captures(), RowSums()
         o = options
         leaves = (SCORE, B, H, I, J)
-        self.score = None if o.score_mod is None else trace.trace(o.score_mod, leaves, self.captures)
+        self.score = None if o.score_mod is None else record.trace(o.score_mod, leaves, self.captures)
         self.visible = None if o.mask is None else masking.rule(o.mask, sizes, self.captures)
         self.arrays = [x if torch.is_tensor(x) else torch.from_numpy(np.array(x)) for x in self.captures.arrays]
 

@@ -18,7 +18,7 @@ from headwise.arrays import is_torch, like, to_numpy
 from headwise.backends import compiled, compiled_reads
 from headwise.backends.blocks import VALUES, Block
 from headwise.backends.row_sums import RowSums
-from headwise.kernels.trace import TraceError
+from headwise.expressions.nodes import TraceError
 from headwise.scores import Options
 from headwise.shapes import Sizes
 

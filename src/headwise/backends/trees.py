@@ -1,4 +1,4 @@
-"""The tree of a traced function (see `kernels.trace`) in torch operations, so that it can be differentiated."""
+"""The tree of a traced function (see `expressions.nodes`) in torch operations, so that it can be differentiated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headwise.kernels.trace import REAL_ONLY, Captures, Node, kind
+from headwise.expressions.nodes import REAL_ONLY, Captures, Node, kind
 from headwise.masks import Mask, Span
 from headwise.shapes import Sizes
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from headwise.expressions.nodes import COMPARISONS, REAL_ONLY, Node, depends, kind, nodes
 from headwise.kernels.tile import KINDS, Machine, Pointer, Value
-from headwise.kernels.trace import COMPARISONS, REAL_ONLY, Node, depends, kind
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,6 @@ class Rules:
 
 
 NO_RULES = Rules()
-
-
-def nodes(tree: Node) -> Iterator[Node]:
-    """Every node, children first."""
-    for x in tree[1:]:
-        if isinstance(x, tuple):
-            yield from nodes(x)
-    yield tree
 
 
 def is_cap(node: Node) -> bool:

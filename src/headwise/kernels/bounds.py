@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from headwise.kernels.trace import COMPARISONS, LOGIC, Node, TraceError, kind
+from headwise.expressions.nodes import COMPARISONS, LOGIC, Node, TraceError, kind
 
 
 class Between(NamedTuple):

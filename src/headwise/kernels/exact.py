@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.kernels.trace import COMPARISONS, LOGIC, REAL_ONLY, Captures, Node, TraceError, kind
+from headwise.expressions.nodes import COMPARISONS, LOGIC, REAL_ONLY, Captures, Node, TraceError, kind
 
 BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of a float: whole numbers below 2**bits are exact
 CHOICES = {"minimum", "maximum", "where", "negative", "absolute"}  # no rounding of their own

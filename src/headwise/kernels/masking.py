@@ -13,7 +13,8 @@ import numpy as np
 
 from headwise import masks
 from headwise.arrays import is_torch, to_numpy
-from headwise.kernels.trace import B, Captures, H, I, J, Node, TraceError, kind, trace
+from headwise.expressions.nodes import B, Captures, H, I, J, Node, TraceError, kind
+from headwise.expressions.record import trace
 from headwise.shapes import Sizes
 
 Spans = tuple[

@@ -15,9 +15,9 @@ import numpy as np
 
 from headwise.arrays import to_numpy
 from headwise.backends import compiled, compiled_reads
+from headwise.expressions.nodes import TraceError
 from headwise.kernels.reads_plan import Rows
 from headwise.kernels.reads_region import Box, Region
-from headwise.kernels.trace import TraceError
 from headwise.weights import Weights
 
 Array = np.ndarray

@@ -3,7 +3,8 @@ import functools
 import numpy as np
 import pytest
 
-from headwise.kernels.trace import SCORE, B, Captures, H, I, J, TraceError, depends, kind, trace
+from headwise.expressions.nodes import SCORE, B, Captures, H, I, J, TraceError, depends, kind
+from headwise.expressions.record import trace
 
 LEAVES = (SCORE, B, H, I, J)
 
