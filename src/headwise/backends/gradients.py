@@ -19,8 +19,9 @@ from headwise.backends import backward, compiled, compiled_backward
 from headwise.backends import torch as plain
 from headwise.backends.backward import Given
 from headwise.backends.row_sums import RowSums
-from headwise.backends.trees import Rule, evaluate
+from headwise.backends.trees import Rule
 from headwise.expressions import record
+from headwise.expressions.evaluate import evaluate
 from headwise.expressions.nodes import SCORE, B, Captures, H, I, J
 from headwise.kernels import masking
 from headwise.scores import Options
