@@ -91,14 +91,16 @@ def test_a_text_without_links_prints_the_kinds_alone(folder: Path, capsys: pytes
     assert "Which heads carry each link" not in said
 
 
-@pytest.mark.parametrize("columns", ["24", "40", "200"])
-def test_it_fits_the_terminal(
-    columns: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("columns", "widest"), [("1", 72), ("72", 72), ("200", 200)])
+def test_it_fits_the_terminal_and_no_figure_is_cut(
+    columns: str, widest: int, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert cli.run(["look"]) == 0
     said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= int(columns)
+    assert max(map(len, said.splitlines())) <= widest
+    assert "0.338" in said
+    assert "…" not in said
     assert "\x1b" not in said
 
 
@@ -240,6 +242,13 @@ def test_click_alone_is_enough_for(command: list[str], tmp_path: Path) -> None:
     done = headwise(*command, folder=tmp_path, before=without("rich", "torch", "transformers"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "headwise" in done.stdout
+
+
+def test_the_walk_to_follow_by_hand_needs_no_torch(tmp_path: Path) -> None:
+    absent = ("torch", "transformers", "jax", "rich", "matplotlib", "pandas")
+    done = headwise("learn", folder=tmp_path, before=without(*absent))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Two heads on three tokens" in (tmp_path / "walk.html").read_text()
 
 
 def without(*packages: str) -> str:

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 import headwise as hw
+from headwise.atomic import whole_file
 from headwise.heads.losses import next_token_loss
-from headwise.models.atomic import whole_file
 from headwise.models.pretrained import load_encoder_or_decoder
 
 KINDS = ("previous", "first", "duplicate", "induction", "positional", "broad")

@@ -22,8 +22,12 @@ from headwise.extras import missing, needed
 
 SENTENCE = "The scientist thanked the engineer because she solved the problem."
 AGAINST = SENTENCE.replace("thanked", "impressed")
-RIDDLE = "Who is she? The engineer, for it is she who is thanked; the scientist, where the engineer is impressed."
+RIDDLE = (
+    'Who is she? Where the scientist "thanked" the engineer, the engineer; where she "impressed" the engineer, the '
+    "scientist. So a head that knew would turn with the verb."
+)
 MODEL = "minilm"
+NARROWEST = 72  # columns that the tables need
 LIFT = (
     "Weight: from the link's first word to its second. Elsewhere: the mean of what all other rows give that second "
     "word. Lift: the one less the other, by which heads are ranked."
@@ -70,6 +74,12 @@ def parse_links(_context: click.Context, _option: click.Parameter, links: tuple[
     return pairs
 
 
+def output_option(default: str, said: str) -> Any:
+    """`-o FILE`."""
+    kind = click.Path(path_type=Path)
+    return click.option("-o", "--output", metavar="FILE", type=kind, default=default, show_default=True, help=said)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(headwise.__version__, prog_name="headwise")
 def commands() -> None:
@@ -100,15 +110,7 @@ def commands() -> None:
     metavar="TEXT",
     help="A second text, as the first with one word changed, to set beside it; it has the same --link words.",
 )
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    default="heads.html",
-    show_default=True,
-    help="The page to write.",
-)
+@output_option("heads.html", "The page to write.")
 @click.option(
     "--head", metavar="LAYER.HEAD", callback=parse_head, help="The head that --svg and --png draw, as in 5.10."
 )
@@ -147,14 +149,13 @@ def look(
         check_output(path)
 
     with needs_extras():
-        from rich.console import Console
         from rich.text import Text
 
         from headwise.cli_tables import arrow, contrast_table, kind_table, link_table, turning
         from headwise.heads.contrast import contrasts
         from headwise.view.page import Page
         from headwise.view.report import write_report
-    console, progress = Console(highlight=False), Console(stderr=True)
+    console, progress = terminal(), terminal(stderr=True)
     with progress.status("Loading the model"):
         loaded, tokenizer = load(model)
     inputs = [tokenize(loaded, tokenizer, each) for each in texts]
@@ -205,7 +206,7 @@ def look(
         f"How far to trust this: the weights of each row sum to 1 within {check.row_sum_error:.0e}; the outputs "
         f"rebuilt from them equal the model's own within {check.output_error:.0e}."
     )
-    console.print(Text(f"Wrote {output} ({output.stat().st_size / 1e6:.1f} MB): open it in a browser, also offline."))
+    console.print(Text(wrote(output)))
     for path in drawn:
         console.print(Text(f"Wrote {path}"))
 
@@ -223,15 +224,7 @@ def parse_tokens(_context: click.Context, _option: click.Parameter, tokens: str 
 @click.option("--layer", type=int, help="Which layer of the model, from 0; default the last one.")
 @click.option("--head", "heads", type=int, multiple=True, help="Only this head; may be given several times.")
 @click.option("--tokens", metavar="FROM:TO", callback=parse_tokens, help="Only these tokens, as in 0:40.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    default="walk.html",
-    show_default=True,
-    help="The page to write.",
-)
+@output_option("walk.html", "The page to write.")
 def learn(
     text: str | None, model: str | None, layer: int | None, heads: tuple[int, ...], tokens: range | None, output: Path
 ) -> None:
@@ -243,7 +236,7 @@ def learn(
     """
     check_output(output)
     own = text is None and model is None and layer is None
-    text = SENTENCE if text is None else check_text(sys.stdin.buffer.read() if text == "-" else text)
+    text = SENTENCE if text is None else check_text(from_stdin() if text == "-" else text)
     with needs_extras():
         from headwise.view.walk import write_walk
         from headwise.walk.text import two_heads
@@ -258,7 +251,7 @@ def learn(
     with refusing(ValueError), refusing(OSError, f"cannot write {output}: ", "; give another place with -o"):
         write_walk(trace, output, heads=heads or None, tokens=tokens, title=title)
     click.echo(f"{title}\n{trace}")
-    click.echo(f"Wrote {output} ({output.stat().st_size / 1e6:.1f} MB): open it in a browser, also offline.")
+    click.echo(wrote(output))
 
 
 @commands.command()
@@ -268,15 +261,7 @@ def learn(
 @click.option("--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Texts between two states.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Cut longer texts; default what the model takes.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of each process.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    default="survey.csv",
-    show_default=True,
-    help="The table to write, .csv or .parquet.",
-)
+@output_option("survey.csv", "The table to write, .csv or .parquet.")
 def survey(
     corpus: Path, model: str, reads: str | None, batch: int, max_tokens: int | None, threads: int, output: Path
 ) -> None:
@@ -287,7 +272,6 @@ def survey(
     torchrun --nproc-per-node 4 -m headwise survey CORPUS
     """
     with needs_extras():
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
         from rich.text import Text
 
@@ -298,7 +282,7 @@ def survey(
         found = "is none" if corpus.exists() else "is not there"
         raise Refusal(f"the corpus must be a file of texts; {corpus} {found}")
     check_output(output)
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     shown = console.is_terminal and os.environ.get("RANK", "0") == "0"
     with console.status("Loading the model"):
         loaded, tokenizer = load(model)
@@ -320,7 +304,7 @@ def survey(
             raise click.Abort from None
     if not rows:  # not the first of several processes
         return
-    told = Console(highlight=False)
+    told = terminal()
     told.print(Text(f"{model}: {len(rows)} heads over {rows[0]['texts']} texts of {corpus}"))
     if "kind" in rows[0]:
         told.print(kind_table(rows))
@@ -354,12 +338,11 @@ def serve(opened: tuple[str, ...], file: Path | None, image: Path | None, port: 
     with needs_extras():
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
-        from rich.console import Console
 
         from headwise.serve import running as serving
         from headwise.serve.opened import Model, Opened
     text = SENTENCE if file is None else check_text(from_stdin() if str(file) == "-" else read(file))
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     names = opened or (MODEL,)
     runs = [name for name in names if Path(name).is_file() and not name.endswith(".gguf")]
     models = []
@@ -385,6 +368,21 @@ def serve(opened: tuple[str, ...], file: Path | None, image: Path | None, port: 
         server = serving.start(what, port, token_file, text if models else None)
         click.echo(f"Open {server.address}\n(only on this machine; Ctrl-C ends it)")
         server.run()
+
+
+def terminal(stderr: bool = False) -> Any:
+    """Rich's console, as wide as the tables need: better that the terminal breaks a line than a figure is cut."""
+    with needs_extras():
+        from rich.console import Console
+    console = Console(stderr=stderr, highlight=False)
+    console.width = max(console.width, NARROWEST)
+    return console
+
+
+def wrote(page: Path) -> str:
+    size = page.stat().st_size
+    shown = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
+    return f"Wrote {page} ({shown}): open it in a browser, also offline."
 
 
 def from_stdin() -> bytes:

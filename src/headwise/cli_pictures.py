@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from headwise.atomic import whole_file
 from headwise.extras import missing, needed
 
 
@@ -34,8 +35,6 @@ def write_pictures(part: Any, pictures: dict[str, Path | None], head: tuple[int,
     """Draws the head to each file, whole or not at all, and returns the files."""
     if head is None:
         return []
-    from headwise.models.atomic import whole_file  # the room needs torch, and the command line can do without
-
     layer, number = head
     if layer not in part.layers or number not in part.heads_of(layer):
         layers, heads = part.layers, part.heads_of(part.layers[0])

@@ -92,7 +92,10 @@ def strength(row: dict[str, Any]) -> float:
 
 
 def titled(title: str, *columns: str) -> Table:
-    return Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")  # nothing is cut
+    return table
 
 
 def arrow(console: Console) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from headwise.atomic import whole_file
 from headwise.extras import needed
 from headwise.heads.kinds import kind
 from headwise.heads.shares import REACH
 from headwise.heads.survey_figures import FIGURES
 from headwise.heads.survey_sums import State, mean_and_interval, plain
 from headwise.heads.table import Table
-from headwise.models.atomic import whole_file
 
 Array = np.ndarray
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.models.atomic import whole_file
+from headwise.atomic import whole_file
 
 Array = np.ndarray
 

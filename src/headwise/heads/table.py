@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from headwise.models.atomic import whole_file
+from headwise.atomic import whole_file
 
 SHOWN = 6  # columns that the repr names
 ROWS = 24  # that a notebook shows

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import torch
 
 from headwise.arrays import is_torch
+from headwise.atomic import whole_file
 from headwise.backends.row_sums import RowSums
 from headwise.models import kept_masks
-from headwise.models.atomic import whole_file
 from headwise.models.calls import Call
 from headwise.models.kept import ReadCall
 from headwise.models.kept_text import KeptTokenizer, separators_of, tokens_of

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
-from headwise.models.atomic import whole_file
+from headwise.atomic import whole_file
 
 
 def fill(template: str, title: str, style: str, scripts: Iterable[str], data: bytes) -> str:
