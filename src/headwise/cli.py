@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -23,8 +23,8 @@ from headwise.extras import missing, needed
 SENTENCE = "The scientist thanked the engineer because she solved the problem."
 AGAINST = SENTENCE.replace("thanked", "impressed")
 RIDDLE = (
-    'Who is she? Where the scientist "thanked" the engineer, the engineer; where she "impressed" the engineer, the '
-    "scientist. So a head that knew would turn with the verb."
+    'Where the scientist "thanked" the engineer, "she" is the engineer; where the scientist "impressed" the engineer, '
+    "the scientist. A head that knew would turn with the verb."
 )
 MODEL = "minilm"
 NARROWEST = 72  # columns that the tables need
@@ -74,7 +74,7 @@ def parse_links(_context: click.Context, _option: click.Parameter, links: tuple[
     return pairs
 
 
-def output_option(default: str, said: str) -> Any:
+def output_option(default: str, said: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """`-o FILE`."""
     kind = click.Path(path_type=Path)
     return click.option("-o", "--output", metavar="FILE", type=kind, default=default, show_default=True, help=said)
