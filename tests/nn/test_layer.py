@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import headwise as hw
 from headwise import reference
 from headwise.backends import backward
-from headwise.nn import MultiHeadAttention, attending
+from headwise.nn import MultiHeadAttention
+from headwise.nn import layer as layer_module
 
 FLOAT_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
@@ -197,7 +198,7 @@ def test_heads_are_views_of_the_projections(monkeypatch: pytest.MonkeyPatch) -> 
         taken.extend((q, k, v))
         return hw.attention(q, k, v, **options)
 
-    monkeypatch.setattr(attending, "attention", spy)
+    monkeypatch.setattr(layer_module, "attention", spy)
     layer(*inputs)
     assert [tuple(t.shape) for t in taken] == [(2, 6, 5, 7), (2, 3, 19, 7), (2, 3, 19, 3)]
     assert [t.data_ptr() for t in taken] == [t.data_ptr() for t in projected]

@@ -17,7 +17,8 @@ from nn.complete import calls, expected
 from problems import examples
 
 import headwise as hw
-from headwise.nn import ALiBi, DynamicNTKScaling, KVCache, MultiHeadAttention, RelativeBias, RotaryEmbedding, attending
+from headwise.nn import ALiBi, DynamicNTKScaling, KVCache, MultiHeadAttention, RelativeBias, RotaryEmbedding
+from headwise.nn import layer as layer_module
 from headwise.nn.quantised_cache import quantised
 
 
@@ -38,7 +39,7 @@ def test_in_pieces_equals_numpy_at_once(kind: str, call: Any, data: st.DataObjec
     cache, pieces, start = CACHES[kind](), [], 0
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         if kind != "growing":  # what differs is what the op is given; compiling kernels for all of it takes long
-            patch.setattr(attending, "attention", functools.partial(hw.attention, backend="torch"))
+            patch.setattr(layer_module, "attention", functools.partial(hw.attention, backend="torch"))
         for stop in cuts:
             pieces.append(layer(inputs[0][:, start:stop], cache=cache))
             start = stop

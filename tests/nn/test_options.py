@@ -23,8 +23,8 @@ from headwise.nn import (
     RelativeBias,
     RotaryEmbedding,
     YarnScaling,
-    attending,
 )
+from headwise.nn import layer as layer_module
 
 
 def call_options(call: Call) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def check(call: Call) -> None:
 @examples(5)
 def test_any_options_together_equal_numpy_in_float64(call: Call) -> None:
     with pytest.MonkeyPatch.context() as patch:  # each new combination would compile a kernel: the next test's part
-        patch.setattr(attending, "attention", functools.partial(hw.attention, backend="torch"))
+        patch.setattr(layer_module, "attention", functools.partial(hw.attention, backend="torch"))
         check(call)
 
 

@@ -106,7 +106,7 @@ def test_what_learns_nothing_is_compiled(bias: Any) -> None:
         return want
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr("headwise.nn.attending.attention", spy)
+        patch.setattr("headwise.nn.layer.attention", spy)
         for positions in (None, torch.arange(7), torch.randint(0, 9, (2, 7))):
             layer(x, positions=positions)
     for out, want in taken:

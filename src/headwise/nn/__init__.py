@@ -5,7 +5,7 @@ from headwise.extras import require
 require("headwise.nn", "headwise.nn")
 
 from headwise.nn.cache import KVCache
-from headwise.nn.heads import Head, Heads
+from headwise.nn.head_views import Head, Heads
 from headwise.nn.layer import MultiHeadAttention
 from headwise.nn.norms import QKNorm
 from headwise.nn.position_bias import ALiBi, RelativeBias

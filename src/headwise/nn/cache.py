@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,19 +16,17 @@ from torch import Tensor
 from headwise.masks import Mask, key_lengths
 from headwise.nn import cache_checks as checks
 from headwise.nn.cache_checks import Layout
-
-if TYPE_CHECKING:
-    from headwise.nn.layer import MultiHeadAttention
+from headwise.nn.parameters import AttentionParameters
 
 
 class Held(NamedTuple):
-    """What a cache holds after an append, ready for `headwise.attention`."""
+    """The keys and values of a call, ready for `headwise.attention`: what a cache holds after an append, or all new."""
 
     k: Tensor  # [B, Hkv, S, D]
     v: Tensor  # [B, Hkv, S, Dv]
-    offset: Any  # where query 0 stands among the keys, an int or [B]: for causal(offset)
-    start: Any  # the position of key 0 in its sequence, an int or [B]: 0 but in a rolling cache
-    mask: Mask | None  # which keys are real, None where all are
+    offset: Any = None  # where query 0 stands among the keys, an int or [B]: for causal(offset); None: at S - L
+    start: Any = 0  # the position of key 0 in its sequence, an int or [B]: 0 but in a rolling cache
+    mask: Mask | None = None  # which keys are real, None where all are
 
 
 class KVCache:
@@ -63,7 +61,7 @@ class KVCache:
         self._fresh = True  # whether nothing in the stores was ever written over
 
     @staticmethod
-    def static(size: int, *, batch: int | None = None, layer: MultiHeadAttention | None = None) -> KVCache:
+    def static(size: int, *, batch: int | None = None, layer: AttentionParameters | None = None) -> KVCache:
         """A cache of fixed size, whose shapes never change: one compiled graph serves all steps.
 
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any, Self
 
@@ -10,19 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 
-from headwise.nn import checks, convert, packing, projections
-from headwise.nn.attending import attend
-from headwise.nn.cache import KVCache
-from headwise.nn.heads import Heads
-from headwise.nn.norms import HeadNorm, QKNorm, as_norm
-from headwise.nn.places import place
-from headwise.nn.position_bias import PositionBias, as_position_bias
+from headwise.functional import attention
+from headwise.masks import Mask, as_mask, causal, window
+from headwise.nn import call_checks, packing, projections
+from headwise.nn.cache import Held, KVCache
+from headwise.nn.call_positions import call_positions
+from headwise.nn.head_views import Heads
+from headwise.nn.parameters import AttentionParameters
 from headwise.nn.pruning import prune_heads
-from headwise.nn.rotary import RotaryEmbedding
 from headwise.tracing import fx_node, is_fx_value
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(AttentionParameters):
     """Multi-head attention, batch first: Concat(head_1 ... head_H) W_O (Vaswani et al., 2017, section 3.2.2).
 
     B batch, H query heads, Hkv key/value heads, L queries, S keys, E embed_dim, Ec kdim, Ev vdim, D head_dim,
@@ -77,128 +76,6 @@ class MultiHeadAttention(nn.Module):
     (torch.Size([5, 7, 12]), (5, 4, 7, 7), torch.Size([12, 3]))
     """
 
-    head_gate: nn.Parameter | None
-    sinks: nn.Parameter | None
-    rotary: RotaryEmbedding | None
-    position_bias: PositionBias | None
-    q_norm: HeadNorm | None
-    k_norm: HeadNorm | None
-    gate_proj: nn.Linear | None
-    groups: tuple[int, ...] | None  # how many query heads each key head serves, where that differs
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        num_kv_heads: int | Sequence[int] | None = None,
-        head_dim: int | None = None,
-        value_head_dim: int | None = None,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        out_dim: int | None = None,
-        bias: bool | str = True,
-        fused: bool = False,
-        causal: bool = False,
-        window: int | tuple[int | None, int | None] | None = None,
-        rotary: RotaryEmbedding | bool | None = None,
-        position_bias: PositionBias | Callable[..., Any] | Sequence[Any] | None = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sinks: bool = False,
-        qk_norm: str | QKNorm | None = None,
-        output_gate: str | None = None,
-        head_gate: bool = False,
-        dropout: float = 0.0,
-        output_dropout: float = 0.0,
-        device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-
-        def size(name: str, n: int | None, default: int) -> int:
-            return default if n is None else checks.check_size(name, n)
-
-        self.embed_dim = E = checks.check_size("embed_dim", embed_dim)
-        self.num_heads = H = checks.check_size("num_heads", num_heads)
-        self.num_kv_heads, self.groups = checks.kv_groups(num_kv_heads, H)
-        self.head_dim = D = checks.split_width(E, H) if head_dim is None else checks.check_size("head_dim", head_dim)
-        self.value_head_dim = Dv = size("value_head_dim", value_head_dim, D)
-        self.kdim = size("kdim", kdim, E)
-        self.vdim = size("vdim", vdim, E)
-        self.out_dim = size("out_dim", out_dim, E)
-        self.dropout = checks.check_dropout(dropout)
-        self.output_dropout = checks.check_dropout(output_dropout, "output_dropout")
-        biases = checks.check_bias(bias)
-        self.fused, self.causal = checks.check_flag("fused", fused), checks.check_flag("causal", causal)
-        checks.check_flag("sinks", sinks)
-        checks.check_flag("head_gate", head_gate)
-        self.window = checks.check_window(window)
-        self.scale = checks.check_number("scale", scale)
-        self.softcap = checks.check_number("softcap", softcap, positive=True)
-        self.output_gate = checks.check_gate(output_gate)
-        norm = as_norm(qk_norm)
-        checks.check_dtype(dtype)
-
-        device = torch.get_default_device() if device is None else torch.device(device)
-        options: dict[str, Any] = {"device": device, "dtype": dtype}
-
-        def linear(letter: str, n: int, m: int) -> nn.Linear:
-            """n -> m, without numbers yet and without drawing any."""
-            made: nn.Linear = nn.Linear(n, m, bias=letter in biases, device="meta", dtype=dtype).to_empty(device=device)
-            return made
-
-        def vector(wanted: bool) -> nn.Parameter | None:
-            return nn.Parameter(torch.empty(H, **options)) if wanted else None
-
-        self.q_proj = linear("q", E, H * D)
-        self.k_proj = linear("k", self.kdim, self.num_kv_heads * D)
-        self.v_proj = linear("v", self.vdim, self.num_kv_heads * Dv)
-        self.out_proj = linear("o", H * Dv, self.out_dim)
-        self.register_parameter("head_gate", vector(head_gate))
-        self.register_parameter("sinks", vector(sinks))
-        gates = {None: 0, "head": H, "element": H * Dv}[self.output_gate]
-        self.gate_proj = linear("g", E, gates) if gates else None
-        self.q_norm = None if norm is None else HeadNorm(norm, H, D, **options)
-        self.k_norm = None if norm is None else HeadNorm(norm, self.num_kv_heads, D, **options)
-        self.rotary = checks.check_rotary(rotary, D)
-        self.position_bias = None
-        self.reset_parameters()
-        self.position_bias = as_position_bias(position_bias, H)  # with the numbers that it comes with
-        if self.fused:
-            projections.pack(self)
-
-    def reset_parameters(self) -> None:
-        """Draws the numbers of torch.nn.MultiheadAttention, in its order: out_proj, then the three projections.
-
-        Where they read inputs of one width, these are drawn as one matrix (Glorot's bound depends on its rows).
-        """
-        self.out_proj.reset_parameters()
-        weights = [linear.weight for linear in self.projections()[:3]]
-        with torch.no_grad():
-            if self.embed_dim == self.kdim == self.vdim:
-                rows = [w.shape[0] for w in weights]
-                packed = weights[0].new_empty(sum(rows), self.embed_dim)
-                nn.init.xavier_uniform_(packed)
-                for w, part in zip(weights, torch.split(packed, rows), strict=True):
-                    w.copy_(part)
-            else:
-                for w in weights:
-                    nn.init.xavier_uniform_(w)
-        for linear in self.projections():
-            bias: Tensor | None = linear.bias
-            if bias is not None:
-                nn.init.zeros_(bias)
-        if self.head_gate is not None:
-            nn.init.ones_(self.head_gate)
-        if self.sinks is not None:
-            nn.init.zeros_(self.sinks)
-        if self.gate_proj is not None:
-            self.gate_proj.reset_parameters()
-        for option in (self.q_norm, self.k_norm, self.position_bias):
-            if option is not None:
-                option.reset_parameters()
-
     def forward(
         self,
         x: Tensor,
@@ -251,58 +128,70 @@ class MultiHeadAttention(nn.Module):
             ValueError: a shape breaks a rule above. TypeError: a type, dtype or device does, or contributions are
                 asked for and out_proj is no plain torch.nn.Linear. And `attention`'s. The cache is then as it was.
         """
-        options = {"mask": mask, "bias": bias, "score_mod": score_mod, "weights": weights, "return_lse": return_lse}
-        if is_fx_value(x):
-            said = {"cache": cache, "lengths": lengths, "positions": positions, "key_positions": key_positions}
-            said |= {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k}
-            said |= {"head_outputs": head_outputs, "contributions": contributions}
-            return fx_node(type(self), (x, context, value), options | said, module=self)
-        if packing.is_nested(x):
-            checks.check_nested(cache, lengths, cu_seqlens, cu_seqlens_k)
+        if is_fx_value(x) or packing.is_nested(x):
+            options = {"mask": mask, "bias": bias, "score_mod": score_mod, "weights": weights, "return_lse": return_lse}
             options |= {"positions": positions, "key_positions": key_positions}
             options |= {"head_outputs": head_outputs, "contributions": contributions}
-            return packing.call_nested(self, x, context, value, options)
-        checks.check_inputs(x, context, value, (self.embed_dim, self.kdim, self.vdim), self.q_proj.weight)
-        checks.check_cache(cache, x, cu_seqlens, lengths)
-        checks.check_positions(positions, key_positions, cache is not None, self.position_bias is not None)
-        checks.check_beside_x(x, mask=mask, bias=bias, positions=positions, key_positions=key_positions)
-        checks.check_beside_x(x, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, lengths=lengths)
-        if contributions:
-            checks.check_whole("contributions", "out_proj", self.out_proj)
+            others = {"cache": cache, "lengths": lengths, "cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k}
+            if is_fx_value(x):
+                return fx_node(type(self), (x, context, value), options | others, module=self)
+            call_checks.check_nested(others)
+            # forward and not the layer itself, whose hooks run once a call
+            return packing.call_nested(self.forward, x, context, value, options)
+        call_checks.check_call(
+            self, x, context, value, cache, contributions,
+            mask=mask, bias=bias, positions=positions, key_positions=key_positions,
+            cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, lengths=lengths,
+        )  # fmt: skip
         alike = context is None  # queries and keys are made of the same tokens
         keys = x if context is None else context
+        values = keys if value is None else value
         L, M = x.shape[-2], keys.shape[-2]
         packed = packing.packed(cu_seqlens, cu_seqlens_k, alike, x, keys)
-        where = place(positions, key_positions, packed, x, M, alike)
-        q, k, v = projections.project(self, x, keys, keys if value is None else value)  # [B, H, L, D] and so on
+        where = call_positions(positions, key_positions, packed, x, M, alike)
+
+        q, k, v = project(self, x, keys, values)  # [B, H, L, D], [B, Hkv, M, D], [B, Hkv, M, Dv]
         q = q if self.q_norm is None else self.q_norm(q)
         k = k if self.k_norm is None else self.k_norm(k)
         if cache is not None:
             cache.check_new(k, v)  # before positions are made of its lengths
         if self.rotary is not None:
             q, k = self.rotary.both(q, k, *where.for_rotary(L, M, alike, cache, x.device), alike)
-        offset, start, real = None, 0, None
         with nullcontext() if cache is None or torch.compiler.is_compiling() else cache.unless_it_fails():
-            if cache is not None:
-                k, v, offset, start, real = cache.append(k, v, lengths=lengths, queries=L)
-            out, *rest = attend(self, q, k, v, where, offset, start, real, **options)  # out [B, H, L, Dv]
-            out = self._gated(x, out)
+            held = Held(k, v) if cache is None else cache.append(k, v, lengths=lengths, queries=L)
+            result = attention(
+                q,
+                *projections.equal_groups(self.groups, held.k, held.v),
+                mask=where.mask(self._rules(mask), held),
+                bias=bias,
+                scale=self.scale,
+                softcap=self.softcap,
+                sinks=self.sinks,
+                head_gate=self.head_gate,
+                score_mod=where.score_mod(score_mod, self.position_bias, q, held),
+                dropout_p=self.dropout if self.training else 0.0,
+                weights=weights,
+                return_lse=return_lse,
+            )
+            out, *rest = result if isinstance(result, tuple) else (result,)
+            if self.gate_proj is not None:
+                gate = projections.split(torch.sigmoid(self.gate_proj(x)), self.num_heads, -1)  # [B, H, L, 1 or Dv]
+                out = out * gate.to(out.dtype)  # [B, H, L, Dv]
             y: Tensor = self.out_proj(out.transpose(-3, -2).flatten(-2))  # [B, L, H * Dv] -> [B, L, Eo]
             if head_outputs:
                 rest.append(out)
             if contributions:
-                rest.append(out @ projections.by_head(self.out_proj.weight, self.num_heads))
+                rest.append(out @ projections.by_head(self.out_proj.weight, self.num_heads))  # [B, H, L, Eo]
         if cache is not None and (weights or y.requires_grad):
             cache.lend()
         y = drop(y, self.output_dropout, self.training) if self.output_dropout else y
         return (y, *rest) if rest else y
 
-    def _gated(self, x: Tensor, out: Tensor) -> Tensor:
-        """out [B, H, L, Dv] times what x opens of it."""
-        if self.gate_proj is None:
-            return out
-        gate = projections.split(torch.sigmoid(self.gate_proj(x)), self.num_heads, -1)  # [B, H, L, 1 or Dv]
-        return out * gate.to(out.dtype)
+    def _rules(self, mask: Any) -> list[Mask]:
+        """What hides keys: the call's mask, and the layer's own causal and window."""
+        rules = [] if mask is None else [as_mask(mask)]
+        rules += [causal()] if self.causal else []
+        return rules if self.window is None else [*rules, window(*self.window)]
 
     def prune_heads(self, heads: Iterable[int]) -> Self:
         """Takes heads out for good, in place: the matrices get smaller, y is what it is with these heads' gates at 0.
@@ -326,31 +215,10 @@ class MultiHeadAttention(nn.Module):
         prune_heads(self, heads)
         return self
 
-    def kv_head(self, h: int) -> int:
-        """The key head that query head h reads."""
-        if self.groups is None:
-            return h // (self.num_heads // self.num_kv_heads)
-        return [g for g, n in enumerate(self.groups) for _ in range(n)][h]
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        applied: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.fused:
-            projections.pack(self)
-        return applied
-
-    def __setstate__(self, state: Any) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if self.fused:
-            projections.pack(self)
-
     @property
     def heads(self) -> Heads:
         """The query heads one by one; `heads[h].w_q`, `.w_k`, `.w_v`, `.w_o` are views of head h's own matrices."""
         return Heads(self)
-
-    def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
-        """q_proj, k_proj, v_proj, out_proj."""
-        return self.q_proj, self.k_proj, self.v_proj, self.out_proj
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention, *, check: bool = True) -> Self:
@@ -370,7 +238,9 @@ class MultiHeadAttention(nn.Module):
         >>> torch.allclose(ours(x), theirs(x, x, x)[0], atol=1e-6)
         True
         """
-        return convert.pytorch.made_from_torch(cls, module, check)
+        from headwise.nn.convert.pytorch import made_from_torch  # convert builds on the layer
+
+        return made_from_torch(cls, module, check)
 
     @classmethod
     def from_heads(
@@ -403,29 +273,20 @@ class MultiHeadAttention(nn.Module):
         >>> mha(torch.tensor([[2.0, 0.0], [1.0, 2.0], [2.0, 0.0]])).shape
         torch.Size([3, 2])
         """
-        return convert.heads.made_from_heads(
+        from headwise.nn.convert.head_matrices import made_from_heads  # convert builds on the layer
+
+        return made_from_heads(
             cls, w_q, w_k, w_v, w_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o, head_gate=head_gate, dropout=dropout
         )
 
-    def extra_repr(self) -> str:
-        """The sizes, and what differs from its default."""
-        shown: dict[str, Any] = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
-        defaults: dict[str, Any] = {
-            "num_kv_heads": self.num_heads,
-            "groups": None,
-            "value_head_dim": self.head_dim,
-            "kdim": self.embed_dim,
-            "vdim": self.embed_dim,
-            "out_dim": self.embed_dim,
-            "fused": False,
-            "causal": False,
-            "window": None,
-            "scale": None,
-            "softcap": None,
-            "output_gate": None,
-            "dropout": 0.0,
-            "output_dropout": 0.0,
-        }
-        shown |= {name: getattr(self, name) for name, usual in defaults.items() if getattr(self, name) != usual}
-        shown |= {name: True for name in ("sinks", "head_gate") if getattr(self, name) is not None}
-        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
+def project(
+    layer: AttentionParameters, x: Tensor, context: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] from x [B, L, E], context [B, S, Ec], value [B, S, Ev]."""
+    q, k, v = projections.products(layer.projections()[:3], layer.fused, x, context, value)
+    return (
+        projections.split(q, layer.num_heads, layer.head_dim),
+        projections.split(k, layer.num_kv_heads, layer.head_dim),
+        projections.split(v, layer.num_kv_heads, layer.value_head_dim),
+    )

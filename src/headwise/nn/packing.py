@@ -5,17 +5,15 @@ N documents, T tokens in all; cu_seqlens [N + 1] holds where each starts and, la
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.arrays import known
 from headwise.masks import Mask, documents
-
-if TYPE_CHECKING:
-    from headwise.nn.layer import MultiHeadAttention
 
 OP = "MultiHeadAttention"
 
@@ -121,8 +119,8 @@ def check_same_lengths(found: Tensor, keys: Tensor) -> None:
         )
 
 
-def call_nested(layer: MultiHeadAttention, x: Any, context: Any, value: Any, options: dict[str, Any]) -> Any:
-    """layer(x, context, value, **options) with nested tensors [N, *, E]: the call with packed documents."""
+def call_nested(call: Callable[..., Any], x: Any, context: Any, value: Any, options: dict[str, Any]) -> Any:
+    """call(x, context, value, **options) with nested tensors [N, *, E]: the call with packed documents."""
     tokens, cu_seqlens = unnested("x", x)
     cu_seqlens_k = None
     if context is not None:
@@ -130,7 +128,6 @@ def call_nested(layer: MultiHeadAttention, x: Any, context: Any, value: Any, opt
     if value is not None:
         value, found = unnested("value", value)
         check_same_lengths(found, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
-    # forward and not the layer itself, whose hooks run once a call
-    result = layer.forward(tokens, context, value, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, **options)
+    result = call(tokens, context, value, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, **options)
     y, *rest = result if isinstance(result, tuple) else (result,)
     return (renested(y, x), *rest) if rest else renested(y, x)

@@ -8,30 +8,24 @@ replaced module) costs speed and changes nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from math import gcd
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-if TYPE_CHECKING:
-    from headwise.nn.layer import MultiHeadAttention
 
-
-def project(layer: MultiHeadAttention, x: Tensor, context: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] from x [B, L, E], context [B, S, Ec], value [B, S, Ev]."""
-    modules = (layer.q_proj, layer.k_proj, layer.v_proj)
-    if layer.fused and x is context and x is value and all(_plain(m) for m in modules):
+def products(
+    modules: Sequence[nn.Linear], fused: bool, x: Tensor, context: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What each module makes of its input [B, L, width], [B, L, rows]; fused: in one product where that can be."""
+    if fused and x is context and x is value and all(_plain(m) for m in modules):
         rows = [m.weight.shape[0] for m in modules]
         y = linear(x, _joined([m.weight for m in modules]), _joined_biases(modules))  # [B, L, rows of all three]
         q, k, v = torch.split(y, rows, -1)
-    else:
-        q, k, v = layer.q_proj(x), layer.k_proj(context), layer.v_proj(value)
-    return (
-        split(q, layer.num_heads, layer.head_dim),
-        split(k, layer.num_kv_heads, layer.head_dim),
-        split(v, layer.num_kv_heads, layer.value_head_dim),
-    )
+        return q, k, v
+    to_q, to_k, to_v = modules
+    return to_q(x), to_k(context), to_v(value)
 
 
 def split(y: Tensor, heads: int, width: int) -> Tensor:
@@ -44,9 +38,17 @@ def by_head(w_o: Tensor, heads: int) -> Tensor:
     return torch.unflatten(w_o.T, 0, (heads, -1))
 
 
-def pack(layer: MultiHeadAttention) -> None:
+def equal_groups(groups: tuple[int, ...] | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k [B, Hkv, S, D] and v as they are; where groups differ in size, each key head as often as makes them equal."""
+    if groups is None:
+        return k, v
+    size = gcd(*groups)
+    heads = torch.tensor([g for g, n in enumerate(groups) for _ in range(n // size)], device=k.device)
+    return k.index_select(-3, heads), v.index_select(-3, heads)
+
+
+def pack(modules: Sequence[nn.Linear]) -> None:
     """Moves the three weights (and biases) of a fused layer behind each other; they stay the same parameters."""
-    modules = (layer.q_proj, layer.k_proj, layer.v_proj)
     if not all(_plain(m) for m in modules):
         return
     biases: list[Tensor | None] = [m.bias for m in modules]
@@ -58,6 +60,12 @@ def pack(layer: MultiHeadAttention) -> None:
             together = torch.cat([x.detach() for x in tensors])
             for x, part in zip(tensors, torch.split(together, [len(x) for x in tensors]), strict=True):
                 x.data = part
+
+
+def is_whole(module: nn.Module) -> bool:
+    """Whether a projection is its matrix and bias alone: no adapter, no hook, not quantised."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    return torch.nn.utils.parametrize.type_before_parametrizations(module) is torch.nn.Linear and not any(hooks)
 
 
 def _plain(module: nn.Module) -> bool:
@@ -89,7 +97,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
 
 
-def _joined_biases(modules: tuple[nn.Linear, ...]) -> Tensor | None:
+def _joined_biases(modules: Sequence[nn.Linear]) -> Tensor | None:
     biases: list[Tensor | None] = [m.bias for m in modules]
     there = [b for b in biases if b is not None]
     if not there:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise.nn import checks, projections
-
-if TYPE_CHECKING:
-    from headwise.nn.layer import MultiHeadAttention
+from headwise.nn import layer_checks, projections
+from headwise.nn.parameters import AttentionParameters
 
 OP = "prune_heads"
 
 
-def prune_heads(layer: MultiHeadAttention, heads: Iterable[int]) -> None:
+def prune_heads(layer: AttentionParameters, heads: Iterable[int]) -> None:
     """See `MultiHeadAttention.prune_heads`."""
     H, Dv = layer.num_heads, layer.value_head_dim
     dropped = _checked(heads, H)
@@ -52,9 +50,9 @@ def prune_heads(layer: MultiHeadAttention, heads: Iterable[int]) -> None:
     if layer.position_bias is not None:
         layer.position_bias = layer.position_bias.only(kept)
     layer.num_heads = len(kept)
-    layer.num_kv_heads, layer.groups = checks.kv_groups([n for n in counts if n], len(kept))
+    layer.num_kv_heads, layer.groups = layer_checks.kv_groups([n for n in counts if n], len(kept))
     if layer.fused:
-        projections.pack(layer)
+        projections.pack(layer.projections()[:3])
 
 
 def _checked(heads: Any, H: int) -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,7 @@ from headwise.masks import key_lengths
 from headwise.nn import cache_checks as checks
 from headwise.nn.cache import Held, KVCache, unseen
 from headwise.nn.cache_checks import Layout
-
-if TYPE_CHECKING:
-    from headwise.nn.layer import MultiHeadAttention
+from headwise.nn.parameters import AttentionParameters
 
 
 class StaticCache(KVCache):
@@ -25,17 +23,15 @@ class StaticCache(KVCache):
 
     _writes_in_place = True
 
-    def __init__(self, size: int, batch: int | None = None, layer: MultiHeadAttention | None = None) -> None:
+    def __init__(self, size: int, batch: int | None = None, layer: AttentionParameters | None = None) -> None:
         super().__init__()
         self.size = checks.check_positive("KVCache.static", "size", size)
         if (batch is None) != (layer is None):
             raise ValueError("KVCache.static: batch and layer must be given together (both say how large it is)")
         self._filled = torch.zeros(0, dtype=torch.int64)  # [B]
         if batch is not None and layer is not None:
-            from headwise.nn.layer import MultiHeadAttention
-
             given: object = layer
-            if not isinstance(given, MultiHeadAttention):
+            if not isinstance(given, AttentionParameters):
                 found = type(given).__name__
                 raise TypeError(f"KVCache.static: layer must be a headwise.nn.MultiHeadAttention; got {found}")
             B = checks.check_positive("KVCache.static", "batch", batch)

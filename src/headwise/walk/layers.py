@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.nn import MultiHeadAttention, compat, compat_checks, projections
-from headwise.nn.checks import is_whole
+from headwise.nn.layer import project
 from headwise.nn.packing import is_nested
 from headwise.walk.trace import OP, Trace, labels, scored, still
 from headwise.weights import Weights
@@ -50,7 +50,7 @@ def _own(layer: Any, x: Tensor, context: Any = None, value: Any = None, **option
     q, k, v = scored(weights)
     keys = x if context is None else context
     reads = _reads(layer, weights)  # a query head of each key head
-    raw_q, raw_k, _ = projections.project(layer, x, keys, keys if value is None else value)
+    raw_q, raw_k, _ = project(layer, x, keys, keys if value is None else value)
     raw_k = raw_k[..., [layer.kv_head(h) for h in reads], :, :]
     between = tuple(
         name for name, part in (("norm", layer.q_norm), ("rotary", layer.rotary)) if part is not None
@@ -62,7 +62,7 @@ def _own(layer: Any, x: Tensor, context: Any = None, value: Any = None, **option
         ("k", layer.k_proj, reads),
         ("v", layer.v_proj, reads),
     ):
-        if is_whole(linear):
+        if projections.is_whole(linear):
             w[f"w_{n}"] = _stacked([getattr(heads[h], f"w_{n}") for h in some])
             w[f"b_{n}"] = _stacked([getattr(heads[h], f"b_{n}") for h in some])
     return Trace(

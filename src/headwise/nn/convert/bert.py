@@ -6,9 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.nn.convert import theirs
-from headwise.nn.convert.agreement import Called, check_arrays, check_outputs, sample
-from headwise.nn.convert.parts import Source, assemble, check_can_say, taken
+from headwise.nn.convert import formulas
+from headwise.nn.convert.assemble import assemble
+from headwise.nn.convert.named_tensors import Source, taken
+from headwise.nn.convert.output_checks import Called, check_arrays, check_outputs, sample
+from headwise.nn.convert.target_checks import check_can_say
 
 NAMES = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output.dense"}
 REST = ("output.LayerNorm.weight", "output.LayerNorm.bias")  # of the residual that a BertAttention adds afterwards
@@ -45,7 +47,7 @@ def from_bert(source: Any, num_heads: int | None = None, *, prefix: str = "", ch
     layer = assemble("from_bert", num_heads, parts, names=NAMES, dropout=dropout)
     if module is None:
         if check:
-            check_arrays("from_bert", layer, lambda x: theirs.bert(given.taken, layer.num_heads, x), sample(layer))
+            check_arrays("from_bert", layer, lambda x: formulas.bert(given.taken, layer.num_heads, x), sample(layer))
         return layer
     layer.train(module.training)
     if check and not layer.q_proj.weight.is_meta:
@@ -76,5 +78,5 @@ def to_bert(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, Te
         if bias is not None:
             made[f"{name}.bias"] = bias
     if check:
-        check_arrays("to_bert", ours, lambda x: theirs.bert(made, ours.num_heads, x), sample(ours))
+        check_arrays("to_bert", ours, lambda x: formulas.bert(made, ours.num_heads, x), sample(ours))
     return {f"{prefix}{name}": x for name, x in made.items()}

@@ -9,7 +9,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from headwise.nn.convert.parts import Source
+from headwise.nn.convert.named_tensors import Source
 
 SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
 NEEDED = ("model_type", *SIZES)

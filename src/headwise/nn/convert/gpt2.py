@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.nn.convert import theirs
-from headwise.nn.convert.agreement import Called, check_arrays, check_outputs, sample
-from headwise.nn.convert.parts import Part, Source, assemble, check_can_say, taken
+from headwise.nn.convert import formulas
+from headwise.nn.convert.assemble import assemble
+from headwise.nn.convert.named_tensors import Part, Source, taken
+from headwise.nn.convert.output_checks import Called, check_arrays, check_outputs, sample
+from headwise.nn.convert.target_checks import check_can_say
 
 BUFFERS = ("bias", "masked_bias")  # old files hold the causal mask
 
@@ -56,7 +58,7 @@ def from_gpt2(
     if module is None:
         if check:
             H, named = layer.num_heads, given.taken
-            check_arrays("from_gpt2", layer, lambda *x: theirs.gpt2(named, H, *x, scale=scale), *inputs)
+            check_arrays("from_gpt2", layer, lambda *x: formulas.gpt2(named, H, *x, scale=scale), *inputs)
         return layer
     layer.train(module.training)
     if check and not layer.q_proj.weight.is_meta:
@@ -93,7 +95,7 @@ def to_gpt2(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, Te
         made[f"{name}.bias"] = torch.cat([bias for _, bias in pieces if bias is not None])
     if check:
         inputs = (sample(ours), sample(ours, 5))[: 1 if ours.causal else 2]
-        check_arrays("to_gpt2", ours, lambda *x: theirs.gpt2(made, ours.num_heads, *x, scale=ours.scale), *inputs)
+        check_arrays("to_gpt2", ours, lambda *x: formulas.gpt2(made, ours.num_heads, *x, scale=ours.scale), *inputs)
     return {f"{prefix}{name}": x for name, x in made.items()}
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.nn.convert import families, theirs
-from headwise.nn.convert.agreement import Called, check_arrays, check_outputs, sample
-from headwise.nn.convert.parts import Source, assemble, check_can_say, parameter, taken
+from headwise.nn.convert import families, formulas
+from headwise.nn.convert.assemble import assemble
+from headwise.nn.convert.named_tensors import Source, parameter, taken
+from headwise.nn.convert.output_checks import Called, check_arrays, check_outputs, sample
+from headwise.nn.convert.target_checks import check_can_say
 from headwise.nn.norms import QKNorm
 from headwise.nn.rotary import RotaryEmbedding
 
@@ -71,6 +73,7 @@ def from_llama(
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     layer = assemble("from_llama", heads, parts, kv_heads=kv_heads, names=NAMES, **options)
     for name, norm, scale in zip(("q_norm", "k_norm"), (layer.q_norm, layer.k_norm), norms, strict=False):
+        assert norm is not None
         if tuple(scale.shape) != (layer.head_dim,):
             raise ValueError(
                 f"from_llama: {name}.weight must have shape [D] with D={layer.head_dim}, one weight for all heads; "
@@ -85,7 +88,7 @@ def from_llama(
         layer.sinks = parameter(sinks, sinks.requires_grad)
     if module is None:
         if check:
-            check_arrays("from_llama", layer, lambda x: theirs.llama(given.taken, layer, x), sample(layer))
+            check_arrays("from_llama", layer, lambda x: formulas.llama(given.taken, layer, x), sample(layer))
         return layer
     layer.train(module.training)
     if check and not layer.q_proj.weight.is_meta:
@@ -134,7 +137,7 @@ def to_llama(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, T
     if ours.sinks is not None:
         made["sinks"] = ours.sinks.detach().clone()
     if check:
-        check_arrays("to_llama", ours, lambda x: theirs.llama(made, ours, x), sample(ours))
+        check_arrays("to_llama", ours, lambda x: formulas.llama(made, ours, x), sample(ours))
     return {f"{prefix}{name}": x for name, x in made.items()}
 
 

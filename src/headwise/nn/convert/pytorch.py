@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from headwise.nn.convert.agreement import Called, check_arrays, samples
-from headwise.nn.convert.parts import check_can_say, fill, parameter, taken
+from headwise.nn.convert.named_tensors import fill, parameter, taken
+from headwise.nn.convert.output_checks import Called, check_arrays, samples
+from headwise.nn.convert.target_checks import check_can_say
+from headwise.nn.parameters import AttentionParameters
 
-if TYPE_CHECKING:
-    from headwise.nn.layer import MultiHeadAttention
-
-    Layer = TypeVar("Layer", bound=MultiHeadAttention)
-
-
-def from_torch(module: Any, *, check: bool = True) -> MultiHeadAttention:
-    """See `MultiHeadAttention.from_torch`.
-
-    >>> from_torch(nn.MultiheadAttention(12, 4)).num_heads
-    4
-    """
-    from headwise.nn.layer import MultiHeadAttention
-
-    return MultiHeadAttention.from_torch(module, check=check)
+Layer = TypeVar("Layer", bound=AttentionParameters)
 
 
 def made_from_torch(cls: type[Layer], module: Any, check: bool) -> Layer:
-    """The same, as a layer of a class of its own."""
+    """See `MultiHeadAttention.from_torch`."""
     if not isinstance(module, nn.MultiheadAttention):
         raise TypeError(f"from_torch: module must be a torch.nn.MultiheadAttention; got {type(module).__name__}")
     theirs: Any = module  # torch's own types deny that a part may be None
@@ -62,7 +50,7 @@ def made_from_torch(cls: type[Layer], module: Any, check: bool) -> Layer:
     return layer
 
 
-def to_torch(layer: MultiHeadAttention, *, batch_first: bool = True, check: bool = True) -> nn.MultiheadAttention:
+def to_torch(layer: AttentionParameters, *, batch_first: bool = True, check: bool = True) -> nn.MultiheadAttention:
     """A torch layer with copies of the parameters, the dropout and the mode.
 
     Args:

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.nn.convert import theirs
-from headwise.nn.convert.agreement import check_arrays, check_outputs, sample
-from headwise.nn.convert.parts import Source, assemble, check_can_say, parameter, taken
+from headwise.nn.convert import formulas
+from headwise.nn.convert.assemble import assemble
+from headwise.nn.convert.named_tensors import Source, parameter, taken
+from headwise.nn.convert.output_checks import check_arrays, check_outputs, sample
+from headwise.nn.convert.target_checks import check_can_say
+from headwise.nn.norms import QKNorm
 
 
 def from_vit(
@@ -54,18 +57,17 @@ def from_vit(
     norms = [given.part(name) for name in ("q_norm", "k_norm")] if "q_norm.weight" in given else []
     given.finish()
     if norms:
-        from headwise.nn.norms import QKNorm
-
         options["qk_norm"] = QKNorm("rms" if norms[0][1] is None else "layer", eps=eps)
     layer = assemble("from_vit", num_heads, parts, names={**dict.fromkeys("qkv", "qkv"), "o": "proj"}, **options)
     for norm, (scale, shift) in zip((layer.q_norm, layer.k_norm), norms, strict=False):
+        assert norm is not None
         norm.weight = parameter(scale, scale.requires_grad)
         if shift is not None:
             norm.bias = parameter(shift, shift.requires_grad)
     if module is None:
         if check:
             H, named, norm_eps = layer.num_heads, given.taken, eps if norms else None
-            check_arrays("from_vit", layer, lambda x: theirs.vit(named, H, x, eps=norm_eps), sample(layer))
+            check_arrays("from_vit", layer, lambda x: formulas.vit(named, H, x, eps=norm_eps), sample(layer))
         return layer
     layer.train(module.training)
     if check and not layer.q_proj.weight.is_meta:
@@ -106,5 +108,5 @@ def to_vit(layer: Any, *, prefix: str = "", check: bool = True) -> dict[str, Ten
                 made[f"{name}.bias"] = norm.bias.detach().clone()
     if check:
         eps = None if ours.q_norm is None else ours.q_norm.eps
-        check_arrays("to_vit", ours, lambda x: theirs.vit(made, ours.num_heads, x, eps=eps), sample(ours))
+        check_arrays("to_vit", ours, lambda x: formulas.vit(made, ours.num_heads, x, eps=eps), sample(ours))
     return {f"{prefix}{name}": x for name, x in made.items()}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm
 
-from headwise.nn.convert.parts import as_tensor
+from headwise.nn.convert.named_tensors import as_tensor
 
 
 def bert(named: Mapping[str, Tensor], heads: int, x: Tensor) -> Tensor:

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nn.test_convert_arrays import computed, kernels
-from nn.test_convert_arrays import inputs as arrays
+from nn.test_convert_keras_flax import computed, kernels
+from nn.test_convert_keras_flax import inputs as arrays
 from nn.test_convert_models import FAMILY, Fused, L, added, bert, family, inputs, run, shaken
 from transformers import GPT2Config, Qwen3Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 from headwise.nn import MultiHeadAttention, QKNorm, convert
-from headwise.nn.convert import theirs
+from headwise.nn.convert import formulas
 
 # as their modules compute it
 
@@ -22,7 +22,7 @@ from headwise.nn.convert import theirs
 def test_bert() -> None:
     module, x = bert(), inputs(21)
     right = module.output.dense(module.self(x)[0])
-    torch.testing.assert_close(theirs.bert(module.state_dict(), 3, x), right)
+    torch.testing.assert_close(formulas.bert(module.state_dict(), 3, x), right)
 
 
 @pytest.mark.parametrize("scaled", [True, False])
@@ -30,7 +30,7 @@ def test_gpt2(scaled: bool) -> None:
     config = GPT2Config(n_embd=21, n_head=3, attn_implementation="eager", scale_attn_weights=scaled)
     module, x = shaken(GPT2Attention(config, layer_idx=0)), inputs(21)
     right = module(x, attention_mask=added(torch.ones(L, L).triu(1).bool()))[0]
-    torch.testing.assert_close(theirs.gpt2(module.state_dict(), 3, x, scale=None if scaled else 1.0), right)
+    torch.testing.assert_close(formulas.gpt2(module.state_dict(), 3, x, scale=None if scaled else 1.0), right)
 
 
 def test_gpt2_over_an_encoder() -> None:
@@ -38,7 +38,7 @@ def test_gpt2_over_an_encoder() -> None:
     module, x = shaken(GPT2Attention(config, is_cross_attention=True, layer_idx=0)), inputs(21)
     context = x[:, :5].contiguous()
     right = module(x, encoder_hidden_states=context)[0]
-    torch.testing.assert_close(theirs.gpt2(module.state_dict(), 3, x, context), right)
+    torch.testing.assert_close(formulas.gpt2(module.state_dict(), 3, x, context), right)
 
 
 @pytest.mark.parametrize("name", FAMILY)
@@ -46,14 +46,14 @@ def test_the_llama_family(name: str) -> None:
     module, rotary = family(name)
     layer, x = convert.from_llama(module, check=False), inputs(20)
     right = run(module, rotary, x)
-    torch.testing.assert_close(theirs.llama(module.state_dict(), layer, x), right, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(formulas.llama(module.state_dict(), layer, x), right, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"qkv_bias": False}, {"norm": "layer"}, {"norm": "rms"}], ids=str)
 def test_fused_attention(options: dict[str, Any]) -> None:
     module, x = shaken(Fused(21, 3, **options)), inputs(21)
     eps = 1e-3 if "norm" in options else None
-    torch.testing.assert_close(theirs.vit(module.state_dict(), 3, x, eps=eps), module(x))
+    torch.testing.assert_close(formulas.vit(module.state_dict(), 3, x, eps=eps), module(x))
 
 
 @pytest.mark.parametrize("kv_heads", [6, 3])
@@ -61,11 +61,11 @@ def test_keras_and_flax(kv_heads: int) -> None:
     p: dict[str, dict[str, np.ndarray]] = kernels(kv_heads)
     given = tuple(map(torch.as_tensor, arrays()))
     weights = [x for part in p.values() for x in part.values()]
-    for found in (theirs.keras(weights, *given), theirs.flax(p, *given)):
+    for found in (formulas.keras(weights, *given), formulas.flax(p, *given)):
         np.testing.assert_allclose(found.numpy(), computed(p, *arrays()), rtol=1e-10, atol=1e-11)
     rng = np.random.default_rng(2)
     p |= {"query_ln": {"scale": rng.normal(size=5)}, "key_ln": {"scale": rng.normal(size=5)}}
-    np.testing.assert_allclose(theirs.flax(p, *given).numpy(), computed(p, *arrays()), rtol=1e-10, atol=1e-11)
+    np.testing.assert_allclose(formulas.flax(p, *given).numpy(), computed(p, *arrays()), rtol=1e-10, atol=1e-11)
 
 
 # what is written agrees, and what does not is refused
@@ -113,10 +113,10 @@ def test_what_is_written_agrees_in_every_dtype(name: str, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_writer_that_transposes_a_matrix_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwise.nn.convert import arrays, bert, gpt2, llama, parts, pytorch, vit
+    from headwise.nn.convert import bert, gpt2, keras_flax, llama, named_tensors, pytorch, vit
 
     def turned(linear: Any, bias: bool | None = None) -> Any:
-        weight, b = parts.taken(linear, bias)
+        weight, b = named_tensors.taken(linear, bias)
         return (weight.T if linear is layer.v_proj else weight), b
 
     def turned_array(x: Any) -> np.ndarray:
@@ -126,7 +126,7 @@ def test_a_writer_that_transposes_a_matrix_is_found(name: str, monkeypatch: pyte
     layer = made(name)
     for module in (bert, gpt2, llama, pytorch, vit):
         monkeypatch.setattr(module, "taken", turned)
-    monkeypatch.setattr(arrays, "to_numpy", turned_array)
+    monkeypatch.setattr(keras_flax, "to_numpy", turned_array)
     with pytest.raises(ValueError) as error:
         getattr(convert, name)(layer)
     words = str(error.value)
@@ -158,7 +158,7 @@ READERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_that_transposes_a_matrix_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwise.nn.convert import heads, parts, pytorch
+    from headwise.nn.convert import assemble, head_matrices, named_tensors, pytorch
 
     found, filled = getattr(convert, name)(made(name)), []
 
@@ -166,8 +166,8 @@ def test_a_reader_that_transposes_a_matrix_is_found(name: str, monkeypatch: pyte
         filled.append(weight)
         fill(linear, weight.T if len(filled) == 3 else weight, *rest)  # the values'
 
-    fill = parts.fill
-    for module in (parts, heads, pytorch):
+    fill = named_tensors.fill
+    for module in (assemble, head_matrices, pytorch):
         monkeypatch.setattr(module, "fill", turned)
     with pytest.raises(ValueError, match=f"^{name.replace('to', 'from', 1)}: both must give the same outputs, within"):
         READERS[name](found)

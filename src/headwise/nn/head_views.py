@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from headwise.nn.layer import MultiHeadAttention
+from headwise.nn.parameters import AttentionParameters
 
 
 class Heads(Sequence["Head"]):
     """The query heads of a layer, in order: `len`, iteration, negative indices and slices as in any sequence."""
 
-    def __init__(self, layer: MultiHeadAttention) -> None:
+    def __init__(self, layer: AttentionParameters) -> None:
         self._layer = layer
 
     def __len__(self) -> int:
@@ -61,7 +60,7 @@ class Head:
     tensor([ True,  True,  True, False, False, False])
     """
 
-    def __init__(self, layer: MultiHeadAttention, index: int) -> None:
+    def __init__(self, layer: AttentionParameters, index: int) -> None:
         self._layer = layer
         self.index = index
         self.kv_index = layer.kv_head(index)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import torch
@@ -10,14 +12,15 @@ from torch import Tensor
 
 from headwise import masks
 from headwise.masks import Mask, mask_mod
-from headwise.nn.cache import KVCache
+from headwise.nn.cache import Held, KVCache
 from headwise.nn.packing import Packed
+from headwise.nn.position_bias import PositionBias, at, score_function
 
 OP = "MultiHeadAttention"
 
 
 @dataclass(frozen=True)
-class Place:
+class CallPositions:
     """The positions of L queries and M new keys, each [L], [B, L] or [1, L]; None: 0, 1, ... behind the first one's."""
 
     queries: Tensor | None = None
@@ -41,21 +44,38 @@ class Place:
             queries = keys if alike else torch.arange(L, device=device) + (M - L)
         return queries, keys
 
+    def mask(self, rules: list[Mask], held: Held) -> Mask | None:
+        """Rules that hold together, for queries that read what is held; None where every key is seen."""
+        together = [follow(rule, held.offset, self.packed) for rule in rules]
+        together += [] if held.mask is None else [held.mask]
+        together += [] if self.packed is None else [self.packed.mask()]
+        return reduce(and_, together) if together else None
 
-def place(positions: Any, key_positions: Any, packed: Packed | None, x: Tensor, M: int, alike: bool) -> Place:
-    """The place of x [B, L, E] and M keys, from what the call says; alike: keys are made of x."""
+    def score_mod(self, user: Any, bias: PositionBias | None, q: Tensor, held: Held) -> Any:
+        """The user's score_mod, then a bias of these positions, for queries q [B, H, L, D] that read what is held."""
+        if bias is None:
+            return user
+        first = held.start + (held.k.shape[-2] - q.shape[-2] if held.offset is None else held.offset)
+        functions = bias.functions(torch.promote_types(q.dtype, torch.float32), q.device)
+        return score_function(user, functions, at(self.queries, first), at(self.keys, held.start))
+
+
+def call_positions(
+    positions: Any, key_positions: Any, packed: Packed | None, x: Tensor, M: int, alike: bool
+) -> CallPositions:
+    """Those of x [B, L, E] and M keys, from what the call says; alike: keys are made of x."""
     B, L = (x.shape[0] if x.dim() == 3 else None), x.shape[-2]
-    queries = _given("positions", positions, B, L, "L", x.device)
-    keys = _given("key_positions", key_positions, B, M, "S", x.device)
+    queries = _stated("positions", positions, B, L, "L", x.device)
+    keys = _stated("key_positions", key_positions, B, M, "S", x.device)
     if alike and keys is not None:
         raise ValueError(f"{OP}: key_positions must be left out in self-attention (positions are the keys' too)")
     if packed is not None:
         queries = packed.query_positions if queries is None else queries
         keys = packed.key_positions if keys is None and not alike else keys
-    return Place(queries, queries if alike else keys, packed)
+    return CallPositions(queries, queries if alike else keys, packed)
 
 
-def _given(name: str, positions: Any, B: int | None, n: int, letter: str, device: torch.device) -> Tensor | None:
+def _stated(name: str, positions: Any, B: int | None, n: int, letter: str, device: torch.device) -> Tensor | None:
     if positions is None:
         return None
     try:

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.nn import checks
-from headwise.nn.convert.parts import fill, parameter
+from headwise.nn import layer_checks as checks
+from headwise.nn.convert.named_tensors import fill, parameter
+from headwise.nn.parameters import AttentionParameters
 from headwise.shapes import FLOATS, dtype_name
 
-if TYPE_CHECKING:
-    from headwise.nn.layer import MultiHeadAttention
-
-    Layer = TypeVar("Layer", bound=MultiHeadAttention)
-
-
-def from_heads(w_q: Any, w_k: Any, w_v: Any, w_o: Any, **options: Any) -> MultiHeadAttention:
-    """See `MultiHeadAttention.from_heads`, which has these arguments.
-
-    >>> w = np.ones((4, 12, 3))
-    >>> from_heads(w, w, w, np.ones((12, 12)), b_q=np.zeros((4, 3))).num_heads
-    4
-    """
-    from headwise.nn.layer import MultiHeadAttention
-
-    return MultiHeadAttention.from_heads(w_q, w_k, w_v, w_o, **options)
+Layer = TypeVar("Layer", bound=AttentionParameters)
 
 
 def made_from_heads(
@@ -44,7 +30,7 @@ def made_from_heads(
     head_gate: Any = None,
     dropout: float = 0.0,
 ) -> Layer:
-    """The same, as a layer of a class of its own."""
+    """See `MultiHeadAttention.from_heads`."""
     q = _floats("w_q", w_q)
     k, v, o = _floats("w_k", w_k, q), _floats("w_v", w_v, q), _floats("w_o", w_o, q)
     for name, w, letters in (("w_q", q, "[H, E, D]"), ("w_k", k, "[Hkv, Ec, D]"), ("w_v", v, "[Hkv, Ev, Dv]")):

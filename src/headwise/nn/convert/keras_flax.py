@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from headwise.arrays import to_numpy
-from headwise.nn.convert import theirs
-from headwise.nn.convert.agreement import check_arrays, samples
-from headwise.nn.convert.heads import from_heads
-from headwise.nn.convert.parts import as_tensor, check_can_say, parameter
+from headwise.nn.convert import formulas
+from headwise.nn.convert.named_tensors import as_tensor, parameter
+from headwise.nn.convert.output_checks import check_arrays, samples
+from headwise.nn.convert.target_checks import check_can_say
+from headwise.nn.layer import MultiHeadAttention
+from headwise.nn.norms import HeadNorm, QKNorm
 
 ALLOWED = ("num_kv_heads", "head_dim", "value_head_dim", "kdim", "vdim", "out_dim")
 NAMES = ("query", "key", "value", "out")
@@ -45,7 +47,7 @@ def from_keras(weights: Any, *, check: bool = True) -> Any:
     biases = dict(zip(NAMES, weights[1::2], strict=True)) if step == 2 else {}
     layer = _layer("from_keras", kernels, biases)
     if check:
-        check_arrays("from_keras", layer, lambda *x: theirs.keras(weights, *x), *samples(layer))
+        check_arrays("from_keras", layer, lambda *x: formulas.keras(weights, *x), *samples(layer))
     return layer
 
 
@@ -66,7 +68,7 @@ def to_keras(layer: Any, *, check: bool = True) -> list[np.ndarray]:
     pairs = [(kernels[name], biases[name]) for name in NAMES] if biases else [(kernels[name],) for name in NAMES]
     made = [x for pair in pairs for x in pair]
     if check:
-        check_arrays("to_keras", layer, lambda *x: theirs.keras(made, *x), *samples(layer))
+        check_arrays("to_keras", layer, lambda *x: formulas.keras(made, *x), *samples(layer))
     return made
 
 
@@ -106,7 +108,7 @@ def from_flax(params: Any, *, check: bool = True) -> Any:
     if "query_ln" in params:
         _add_norms(layer, params["query_ln"], params["key_ln"])
     if check:
-        check_arrays("from_flax", layer, lambda *x: theirs.flax(params, *x), *samples(layer))
+        check_arrays("from_flax", layer, lambda *x: formulas.flax(params, *x), *samples(layer))
     return layer
 
 
@@ -135,7 +137,7 @@ def to_flax(layer: Any, *, check: bool = True) -> dict[str, dict[str, np.ndarray
                 )
             made[name] = {"scale": to_numpy(norm.factor(norm.weight.dtype)).copy()}
     if check:
-        check_arrays("to_flax", layer, lambda *x: theirs.flax(made, *x), *samples(layer))
+        check_arrays("to_flax", layer, lambda *x: formulas.flax(made, *x), *samples(layer))
     return made
 
 
@@ -154,7 +156,7 @@ def _layer(op: str, kernels: Mapping[str, Any], biases: Mapping[str, Any]) -> An
         None if (b := biases.get(name)) is None else as_tensor(op, f"{name} bias", b) for name in NAMES
     )
     w_q, w_k, w_v = (x.transpose(0, 1) for x in (q, k, v))  # [H, E, D]
-    return from_heads(w_q, w_k, w_v, o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o)
+    return MultiHeadAttention.from_heads(w_q, w_k, w_v, o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o)
 
 
 def _taken(op: str, target: str, layer: Any, allowed: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -176,8 +178,6 @@ def _taken(op: str, target: str, layer: Any, allowed: Sequence[str] = ()) -> tup
 
 def _add_norms(layer: Any, query: Mapping[str, Any], key: Mapping[str, Any]) -> None:
     """flax's normalize_qk: layer norms of eps 1e-6 with a scale and no bias."""
-    from headwise.nn.norms import HeadNorm, QKNorm
-
     made = []
     for name, part in (("query_ln", query), ("key_ln", key)):
         scale = as_tensor("from_flax", f"{name} scale", part["scale"])

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from headwise.nn import scaling as scalings
-from headwise.nn.convert.damage import check_sizes, check_tensors, damaged
+from headwise.nn.convert.file_checks import check_sizes, check_tensors, damaged
+from headwise.nn.layer import MultiHeadAttention
 from headwise.nn.norms import QKNorm
 from headwise.nn.position_bias import as_position_bias
 from headwise.nn.rotary import RotaryEmbedding
@@ -88,8 +89,6 @@ def save(layer: Any, path: str | os.PathLike[str]) -> None:
     """
     from safetensors.torch import save_file
 
-    from headwise.nn.layer import MultiHeadAttention
-
     if not isinstance(layer, MultiHeadAttention):
         raise TypeError(f"save: layer must be a headwise.nn.MultiHeadAttention; got {type(layer).__name__}")
     file = _path("save", path)
@@ -134,8 +133,6 @@ def load(path: str | os.PathLike[str], *, position_bias: Any = None, device: Any
     (True, True)
     """
     from safetensors import safe_open
-
-    from headwise.nn.layer import MultiHeadAttention
 
     if _path("load", path).suffix == ".json":
         raise ValueError(f"load: path must be the one file that save wrote; got {str(path)!r}; use read(path)")
