@@ -23,7 +23,8 @@ from transformers import MistralConfig, MistralModel
 
 import headwise as hw
 from headwise.serve import running
-from headwise.serve.opened import Opened, Run
+from headwise.serve.opened import Opened
+from headwise.serve.runs import Run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from view.chromium import Browser

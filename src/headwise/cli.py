@@ -340,7 +340,8 @@ def serve(opened: tuple[str, ...], file: Path | None, image: Path | None, port: 
         import uvicorn  # noqa: F401
 
         from headwise.serve import running as serving
-        from headwise.serve.opened import Model, Opened
+        from headwise.serve.opened import Opened
+        from headwise.serve.runs import Model
     text = SENTENCE if file is None else check_text(from_stdin() if str(file) == "-" else read(file))
     console = terminal(stderr=True)
     names = opened or (MODEL,)

@@ -36,7 +36,7 @@ def serving(opened: Any, text: str | None = None, port: int = 0, token: Path | N
 
 def model_of(name: str, model: Any, tokenizer: Any) -> Any:
     from headwise.cli import Refusal, tokenize
-    from headwise.serve.opened import Model
+    from headwise.serve.runs import Model
 
     def encode(text: str) -> Any:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from serve.conftest import SENTENCE, serving
+from view.axe import violations
 from view.chromium import Browser, why_not
 
 import headwise as hw
@@ -129,7 +130,7 @@ def test_a_long_map_is_panned_and_zoomed_by_mouse_and_keyboard(browser: Browser,
     from headwise.serve.opened import Opened
 
     what = Opened()
-    run = running.open_run(what, long_run)
+    (run,) = running.open_run(what, long_run)
     with serving(what) as started:
         opened(browser, started)
         assert "40,000 tokens" in texts(browser, "#about")[0]
@@ -169,35 +170,25 @@ def test_a_phone_and_targets(browser: Browser, server: Any) -> None:
     assert nameless == []
 
 
-CONTRAST = """
-const f = x => (x /= 255) <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4, low = [];
-const light = c => .2126 * f(c[0]) + .7152 * f(c[1]) + .0722 * f(c[2]), rgb = s => s.match(/[\\d.]+/g).map(Number);
-for (const e of document.querySelectorAll('body *')) {
-  if (!e.offsetParent || ![...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim())) continue;
-  let under = e, paper = [255, 255, 255];
-  for (; under; under = under.parentElement) {
-    const c = rgb(getComputedStyle(under).backgroundColor);
-    if (c.length == 3 || c[3] > 0) { paper = c; break; }
-  }
-  const [x, y] = [light(rgb(getComputedStyle(e).color)), light(paper)];
-  if ((Math.max(x, y) + .05) / (Math.min(x, y) + .05) < 4.5) low.push(`${e.className} ${e.textContent.slice(0, 20)}`);
-}
-return low"""
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_all_text_has_contrast(browser: Browser, server: Any, theme: str) -> None:
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
+def test_axe_finds_nothing(browser: Browser, server: Any, width: int, theme: str) -> None:
     browser.prefer(prefers_color_scheme=theme)
-    opened(browser, server)
+    opened(browser, server, width=width)
     browser.wait("document.documentElement.dataset.figures == 'yes'")
     browser.run("headwise.maps[0].pick({i: 7, j: 2})")
     browser.wait("document.documentElement.dataset.picked == '7,2'")
-    for colour in ("kind", "first", "entropy"):
+    for colour in ("kind", "entropy"):
         browser.run(
             "const s = document.querySelector('#colour'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))",
             colour,
         )
-        assert browser.run(CONTRAST) == []
+        assert violations(browser, 25) == []
+    browser.run("document.querySelector('#text').value = arguments[0]", SENTENCE.replace("she", "he"))
+    browser.run("document.querySelector('#hold').click()")
+    browser.wait("document.querySelectorAll('#moved li').length == 10 && headwise.maps[1].times.length")
+    browser.run("document.querySelector('#off').click()")
+    browser.wait("document.querySelector('#effect').textContent.includes('changed most')")
+    assert violations(browser, 25) == []
     browser.prefer(prefers_color_scheme="light")
 
 

@@ -12,7 +12,8 @@ import torch
 
 import headwise as hw
 from headwise.serve import running
-from headwise.serve.opened import Opened, Refused
+from headwise.serve.opened import Opened
+from headwise.serve.runs import Refused
 
 
 def token(path: Path | None = None) -> str:

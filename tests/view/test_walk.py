@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_functional import projections
+from view.axe import violations
 from view.chromium import Browser, why_not
 
 import headwise as hw
@@ -159,11 +160,7 @@ def test_axe_finds_nothing(browser: Browser, text: Path, width: int, scheme: str
     browser.size(width, 844)
     browser.open(text)
     browser.wait(READY)
-    axe = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
-    browser.run(axe + ";window.axe = axe; axe.run(document, {preload: false}).then((found) => window.found = found)")
-    browser.wait("window.found")
-    assert browser.run("return found.passes.length") > 20
-    assert browser.run("return found.violations.map((v) => [v.id, v.impact, v.nodes[0].html])") == []
+    assert violations(browser, 20) == []
 
 
 @marked

@@ -1,14 +1,11 @@
-"""The server: who may ask, what may be asked, and the answers.
+"""The server: what may be asked, and the answers.
 
-It answers on 127.0.0.1 alone, to whoever brings the token, under its own name, from its own page. Whatever else comes
-is answered with a 4xx, before anything is computed.
+It answers on 127.0.0.1 alone, to whoever brings the token, under its own name, from its own page (see `asked`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -21,11 +18,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from headwise.serve import asked, compared
 from headwise.serve.lane import ASKED, BEHIND, LATER, TILE, Full, Lane, Work
-from headwise.serve.opened import CHARACTERS, GENERATED, Opened, Refused, Run
+from headwise.serve.off import switched_off
+from headwise.serve.opened import CHARACTERS, GENERATED, Opened
+from headwise.serve.runs import Refused, Run
 
-BODY = 4 * CHARACTERS + 4096  # bytes
-ADDRESS = 4096  # characters of an address
 TOKENS = 16384  # labels in one answer
 PATIENCE = 8.0  # seconds after which an overview that nobody looks at is not read on
 WEB = ("page.js", "style.css", "LICENSES.txt")
@@ -40,14 +38,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-
-class Bad(Exception):
-    """A request that cannot be answered."""
-
-    def __init__(self, words: str, status: int = 400) -> None:
-        super().__init__(words)
-        self.status = status
 
 
 class Server:
@@ -69,8 +59,8 @@ class Server:
             Route("/api/{run}/about", self._guarded(self.about)),
             Route("/api/{run}/moved/{other}/{part}", self._guarded(self.moved)),
             Route("/api/{run}/off/{part}", self._guarded(self.off), methods=["POST"]),
-            Route("/api/{run}/{part}/tokens/{side}/{page:int}", self._guarded(self.tokens)),
-            Route("/api/{run}/{part}/search/{side}", self._guarded(self.search)),
+            Route("/api/{run}/{part}/{layer:int}/tokens/{side}/{page:int}", self._guarded(self.tokens)),
+            Route("/api/{run}/{part}/{layer:int}/search/{side}", self._guarded(self.search)),
             Route("/api/{run}/{part}/{layer:int}/figures", self._guarded(self.figures)),
             Route("/api/{run}/{part}/{layer:int}/thumbs", self._guarded(self.thumbs)),
             Route(at + "/tile/{how}/{z:int}/{x:int}/{y:int}", self._guarded(self.tile)),
@@ -93,9 +83,9 @@ class Server:
     def _guarded(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             try:
-                self._check(request)
+                asked.check(request, self.port, self.token, self._cookie)
                 response = await _until_gone(request, answer(request))
-            except Bad as error:
+            except asked.Bad as error:
                 response = _error(str(error), error.status)
             except (Refused, ValueError) as error:
                 response = _error(str(error), 422)
@@ -108,25 +98,6 @@ class Server:
 
         guarded.__name__ = answer.__name__
         return guarded
-
-    def _check(self, request: Request) -> None:
-        names = {f"127.0.0.1:{self.port}", f"localhost:{self.port}"}
-        if request.headers.getlist("host") not in [[name] for name in names]:
-            raise Bad("this is not the name under which the page is served", 421)
-        origin = request.headers.get("origin")
-        if origin is not None and origin not in {f"http://{name}" for name in names}:
-            raise Bad("another page may not ask", 403)
-        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            opens = request.url.path == "/" and request.headers.get("sec-fetch-mode") == "navigate"
-            if not opens:
-                raise Bad("another page may not ask", 403)
-        if len(request.scope["raw_path"]) + len(request.scope["query_string"]) > ADDRESS:
-            raise Bad("the address is too long", 414)
-        given = request.cookies.get(self._cookie) or request.headers.get("x-token", "")
-        if request.url.path == "/" and "token" in request.query_params:
-            given = request.query_params["token"]
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode()):
-            raise Bad("the token is missing or wrong; open the address that the server printed", 403)
 
     # what may be asked
 
@@ -148,27 +119,28 @@ class Server:
     async def web(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in WEB:
-            raise Bad("there is nothing here", 404)
+            raise asked.Bad("there is nothing here", 404)
         return Response(_web(name), media_type=KINDS[name.rpartition(".")[2]])
 
     async def image(self, request: Request) -> Response:
         if self.opened.image is None:
-            raise Bad("no image was opened", 404)
+            raise asked.Bad("no image was opened", 404)
         kind, data = self.opened.image
         return Response(data, media_type=kind)
 
     async def state(self, request: Request) -> Response:
         models = [{"name": model.name, "generates": model.generates} for model in self.opened.models]
-        runs = [{"id": run.id, "title": run.title, "text": run.text} for run in self.opened.runs.values()]
-        fixed = [run for run in runs if run["id"] in self.opened.fixed]
+        runs = [self.opened.runs[id] for id in self.opened.fixed]
+        fixed = [{"id": run.id, "title": run.title, "text": run.text} for run in runs]
         said = {"models": models, "runs": fixed, "text": self.first, "started": self.started}
         return JSONResponse(said | {"image": self.opened.image is not None, "characters": CHARACTERS})
 
     async def make(self, request: Request) -> Response:
-        body = await _body(request)
-        text, model = _field(body, "text", str), _field(body, "model", int, 0, 0, max(0, len(self.opened.models) - 1))
-        generate = _field(body, "generate", int, 0, 0, GENERATED)
-        run = await self.lane.ask(lambda: self.opened.make(_written(text), model, generate))
+        body = await asked.body(request)
+        text, models = asked.field(body, "text", str), len(self.opened.models)
+        model = asked.field(body, "model", int, 0, 0, max(0, models - 1))
+        generate = asked.field(body, "generate", int, 0, 0, GENERATED)
+        run = await self.lane.ask(lambda: self.opened.make(asked.written(text), model, generate))
         return JSONResponse(await self.lane.ask(run.about))
 
     async def about(self, request: Request) -> Response:
@@ -176,16 +148,20 @@ class Server:
 
     async def tokens(self, request: Request) -> Response:
         path = request.path_params
-        side, start = _side(path["side"]), _within(path["page"], "page") * TOKENS
+        side, start = asked.side(path["side"]), asked.within(path["page"], "page") * TOKENS
         run = self._run(request)
-        return JSONResponse(await self.lane.ask(lambda: run.tokens(path["part"], side, start, start + TOKENS)))
+        return JSONResponse(
+            await self.lane.ask(lambda: run.tokens(path["part"], path["layer"], side, start, start + TOKENS))
+        )
 
     async def search(self, request: Request) -> Response:
         path, text = request.path_params, request.query_params.get("q", "")
         if not 1 <= len(text) <= 200:
-            raise Bad("q must hold 1 to 200 characters")
-        side, run = _side(path["side"]), self._run(request)
-        return JSONResponse(await self.lane.ask(lambda: self.opened.search(run, path["part"], side, text)))
+            raise asked.Bad("q must hold 1 to 200 characters")
+        side, run = asked.side(path["side"]), self._run(request)
+        return JSONResponse(
+            await self.lane.ask(lambda: self.opened.search(run, path["part"], path["layer"], side, text))
+        )
 
     async def figures(self, request: Request) -> Response:
         path, run = request.path_params, self._run(request)
@@ -201,14 +177,14 @@ class Server:
 
     async def tile(self, request: Request) -> Response:
         path, run, at = request.path_params, self._run(request), self._at(request)
-        z, x, y = (_within(path[name], name) for name in "zxy")
+        z, x, y = (asked.within(path[name], name) for name in "zxy")
         how, beside = path["how"], request.query_params.get("beside")
         if how == "difference":
             other = self.opened.run(beside or "")
-            data = await self.lane.ask(lambda: self.opened.difference_tile(other, run, at, z, x, y), TILE)
+            data = await self.lane.ask(lambda: compared.tile(self.opened, other, run, at, z, x, y), TILE)
             return Response(data, media_type="application/octet-stream", headers={"X-Exact": "1"})
         if how not in ("mean", "max"):
-            raise Bad("how must be mean, max or difference", 404)
+            raise asked.Bad("how must be mean, max or difference", 404)
         data, exact = await self.lane.ask(lambda: self.opened.tile(run, at, how, z, x, y), TILE)
         if not exact:
             self._read_on(run, at)
@@ -243,33 +219,33 @@ class Server:
         self.lane.put(Work(step), BEHIND)
 
     async def row(self, request: Request) -> Response:
-        run, at, asked = self._run(request), self._at(request), request.query_params
-        if ("i" in asked) == ("j" in asked):
-            raise Bad("one of i and j must be given")
-        i, j = (None if name not in asked else _whole(asked[name], name) for name in "ij")
+        run, at, given = self._run(request), self._at(request), request.query_params
+        if ("i" in given) == ("j" in given):
+            raise asked.Bad("one of i and j must be given")
+        i, j = (None if name not in given else asked.whole(given[name], name) for name in "ij")
         return JSONResponse(await self.lane.ask(lambda: self.opened.row(run, at, i, j), ASKED))
 
     async def cell(self, request: Request) -> Response:
-        run, at, asked = self._run(request), self._at(request), request.query_params
-        i, j = (_whole(asked.get(name, ""), name) for name in "ij")
+        run, at, given = self._run(request), self._at(request), request.query_params
+        i, j = (asked.whole(given.get(name, ""), name) for name in "ij")
         return JSONResponse(await self.lane.ask(lambda: self.opened.cell(run, at, i, j), TILE))
 
     async def moved(self, request: Request) -> Response:
         path, run = request.path_params, self._run(request)
         other = self.opened.run(path["other"])
-        return JSONResponse(await self.lane.ask(lambda: self.opened.moved(run, other, path["part"])))
+        return JSONResponse(await self.lane.ask(lambda: compared.moved(run, other, path["part"])))
 
     async def off(self, request: Request) -> Response:
-        run, part, body = self._run(request), request.path_params["part"], await _body(request)
+        run, part, body = self._run(request), request.path_params["part"], await asked.body(request)
         pairs = body.get("off")
         if not isinstance(pairs, list) or not 1 <= len(pairs) <= 4096:
-            raise Bad("off must be a list of pairs [layer, head]")
+            raise asked.Bad("off must be a list of pairs [layer, head]")
         off = []
         for pair in pairs:
             if not isinstance(pair, list) or len(pair) != 2 or not all(type(x) is int for x in pair):
-                raise Bad("off must be a list of pairs [layer, head]")
+                raise asked.Bad("off must be a list of pairs [layer, head]")
             off.append((pair[0], pair[1]))
-        return JSONResponse(await self.lane.ask(lambda: self.opened.switched_off(run, part, off)))
+        return JSONResponse(await self.lane.ask(lambda: switched_off(self.opened.models, run, part, off)))
 
 
 async def _until_gone(request: Request, answer: Awaitable[Response]) -> Response:
@@ -295,64 +271,6 @@ async def _awaited(answer: Awaitable[Response]) -> Response:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         continue
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object that was sent."""
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise Bad("the body must be JSON", 415)
-    data = b""
-    async for piece in request.stream():
-        data += piece
-        if len(data) > BODY:
-            raise Bad(f"the body may have {BODY} bytes", 413)
-    try:
-        body = json.loads(data.decode(), parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        raise Bad("the body is no JSON") from None
-    if not isinstance(body, dict):
-        raise Bad("the body must be a JSON object")
-    return body
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(name)
-
-
-def _field(body: dict[str, Any], name: str, kind: type, default: Any = None, least: int = 0, most: int = 0) -> Any:
-    value: Any = body.get(name, default)
-    if type(value) is not kind:
-        raise Bad(f"{name} must be {'text' if kind is str else 'a whole number'}")
-    if isinstance(value, int) and not least <= value <= most:
-        raise Bad(f"{name} must lie between {least} and {most}")
-    return value
-
-
-def _written(text: str) -> str:
-    """A text that can be written as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeError:
-        raise Refused("the text holds half a character") from None
-    return text
-
-
-def _side(side: str) -> str:
-    if side not in ("queries", "keys"):
-        raise Bad("there are queries and keys", 404)
-    return side
-
-
-def _within(n: int, name: str) -> int:
-    if n > 1 << 40:
-        raise Bad(f"{name} is too large", 404)
-    return n
-
-
-def _whole(text: str, name: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise Bad(f"{name} must be a whole number")
-    return int(text)
 
 
 def _web(name: str) -> bytes:

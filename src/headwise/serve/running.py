@@ -13,19 +13,40 @@ import uvicorn
 
 from headwise.models import files
 from headwise.serve.app import Server
-from headwise.serve.opened import Opened, Refused, Run
+from headwise.serve.opened import Opened
+from headwise.serve.runs import Refused, Run, entries
 
 IMAGE = 20_000_000  # bytes
+SHORT = 4096  # tokens of a text whose beginning is told
 KINDS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp"}
 
 
-def open_run(opened: Opened, path: Path) -> Run:
-    """Opens a file that `hw.watch(model, file=...)` wrote. Raises ValueError where it is none or holds reads alone."""
+def open_run(opened: Opened, path: Path) -> list[Run]:
+    """Opens a file that `hw.watch(model, file=...)` wrote: each text that was watched in it. Raises ValueError where it
+    is none or holds reads alone.
+    """
     heads = files.open(path)
     if not any(part.kept for part in heads.parts.values()):
         raise Refused(f"{path} holds reads alone; watch again so that weights are kept, to look at maps")
-    id = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
-    return opened.add(Run(id, heads, path.name), fixed=True)
+    whole, n = str(path.resolve()), entries(heads)
+    runs = []
+    for batch in range(n):
+        id = hashlib.sha256(f"{whole}\0{batch}".encode()).hexdigest()[:12]
+        run = Run(id, heads, path.name, batch=batch, file=whole)
+        if n > 1:
+            run.title = f"{path.name}, text {batch + 1} of {n}{_begins(run)}"
+        runs.append(opened.add(run, fixed=True))
+    return runs
+
+
+def _begins(run: Run) -> str:
+    """How a text begins, to tell it from the others."""
+    name, part = next((name, part) for name, part in run.heads.parts.items() if part.kept)
+    side = run.side(name, part.layers[0], "queries")
+    if side.reading is None or len(side) > SHORT:
+        return ""
+    text = " ".join("".join(side.reading.pieces).split())
+    return f": {text[:40]}{'…' if len(text) > 40 else ''}"
 
 
 def picture(path: Path) -> tuple[str, bytes]:

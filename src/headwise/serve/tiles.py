@@ -26,16 +26,22 @@ SIZE = 256  # cells along a tile's side
 DIRECT = 5  # the coarsest level whose tiles are read when asked for
 WIDEST = 4096  # cells along a side of the grid that coarser tiles come from
 PIECE = 1.2e8  # weights read before somebody else's turn comes
+SMALL = 4_000_000  # weights of a map whose thumbnail looks at all of them
 BLOCK = 1 << 22  # weights written out at a time where the kernels cannot pool them
 
 
 class Map:
     """One head of one text, [L, S]."""
 
-    def __init__(self, weights: Weights) -> None:
-        """weights: [B, H, L, S], narrowed to one batch entry and one head."""
+    def __init__(self, weights: Weights, rows: slice | None = None, columns: slice | None = None) -> None:
+        """weights: [B, H, L, S], narrowed to one batch entry and one head. rows, columns: those of them that are the
+        map, all by default; the others are padding.
+        """
         self.weights = weights
-        self.L, self.S = weights.shape[-2:]
+        L, S = weights.shape[-2:]
+        self._i, self._j = rows or slice(0, L), columns or slice(0, S)
+        self.L, self.S = (int(some.stop - some.start) for some in (self._i, self._j))
+        self._whole = (self.L, self.S) == (L, S)
         self.top = max(0, (max(self.L, self.S) - 1).bit_length() - (SIZE - 1).bit_length())
         self.base = DIRECT + 1
         while -(-max(self.L, self.S) >> self.base) > WIDEST:
@@ -66,7 +72,7 @@ class Map:
     def region(self, cell: int, box: Box, stretch: int = 1) -> Reading | None:
         """The compiled pass over a box; None where kernels cannot make it."""
         w = self.weights
-        if compiled_reads.reason(w._q, w._k, w._options, w._sizes) is not None:
+        if not self._whole or compiled_reads.reason(w._q, w._k, w._options, w._sizes) is not None:
             return None
         b, h = w._batch.start, w._heads.start
         try:
@@ -93,7 +99,20 @@ class Map:
         """Weights [l, s] of a box."""
         w = self.weights
         at = tuple(0 for axis in (0, 1) if axis not in w._dropped)
+        i, j = (slice(all.start + x.start, all.start + x.stop) for all, x in ((self._i, i), (self._j, j)))
         return np.asarray(to_numpy(w[(*at, i, j)]))
+
+    def thumbnail(self, side: int) -> Array:
+        """Largest weights in at most side x side cells; of a large map in some of the queries of each row of cells."""
+        L, S = self.L, self.S
+        if L * S <= SMALL and self._whole:
+            rows, columns = min(side, L), min(side, S)
+            pooled = to_numpy(self.weights.read(pooled=(rows, columns, "max")).pooled)
+            return np.asarray(pooled).reshape(rows, columns)
+        cell = 1 << max(0, (max(L, S) - 1).bit_length() - (side - 1).bit_length())
+        some = cell if L * S <= SMALL else 16
+        found = [self.dense(slice(i, min(i + some, L)), slice(0, S)).max(0) for i in range(0, L, cell)]
+        return np.maximum.reduceat(np.stack(found), np.arange(0, S, cell), 1)
 
 
 class Reading:

@@ -11,7 +11,18 @@ from headwise.view.html import fill, write
 from headwise.view.pack import BUDGET, pack
 from headwise.view.page import Page
 
-SCRIPTS = ("words.js", "packed.js", "data.js", "draw.js", "export.js", "grid.js", "links.js", "head.js", "page.js")
+SCRIPTS = (
+    "element.js",
+    "words.js",
+    "packed.js",
+    "data.js",
+    "draw.js",
+    "export.js",
+    "grid.js",
+    "links.js",
+    "head.js",
+    "page.js",
+)
 
 
 def report(heads: Any, path: str | os.PathLike[str], links: Sequence[tuple[str, str]] = (), batch: int = 0) -> Path:

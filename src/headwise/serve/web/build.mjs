@@ -1,6 +1,7 @@
 // Builds page.js from source/ and what it takes from npm, with the licences of both.
 import { build } from "esbuild";
-import { readFileSync, writeFileSync } from "node:fs";
+import { createHash } from "node:crypto";
+import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 
 // The page allows no style element; OpenSeadragon makes one that hides the focus on phones, which we want seen.
 const seadragon = {
@@ -13,8 +14,20 @@ const seadragon = {
     }),
 };
 
+// The other pages are put together from plain scripts; this one takes a helper of theirs as a module.
+const shared = {
+  name: "shared",
+  setup: ({ onLoad }) =>
+    onLoad({ filter: /view\/web\/element\.js$/ }, ({ path }) => ({ contents: `${readFileSync(path, "utf8")}export { el };`, loader: "js" })),
+};
+
+// What page.js was built from, so that a test can tell whether it was built again after a change.
+const sources = [...readdirSync("source").map((name) => `source/${name}`), "../../view/web/element.js", "build.mjs", "package-lock.json"].sort();
+const sum = createHash("sha256");
+for (const path of sources) sum.update(readFileSync(path));
+
 await build({
-  plugins: [seadragon],
+  plugins: [seadragon, shared],
   entryPoints: ["source/page.js"],
   bundle: true,
   minify: true,
@@ -22,7 +35,7 @@ await build({
   target: "es2022",
   legalComments: "none",
   outfile: "page.js",
-  banner: { js: "/* headwise, Apache-2.0; with OpenSeadragon, BSD-3-Clause: see LICENSES.txt */" },
+  banner: { js: `/* headwise, Apache-2.0; with OpenSeadragon, BSD-3-Clause: see LICENSES.txt; from sources ${sum.digest("hex")} */` },
 });
 const { version } = JSON.parse(readFileSync("node_modules/openseadragon/package.json", "utf8"));
 writeFileSync("LICENSES.txt", `page.js holds OpenSeadragon ${version}:\n\n${readFileSync("node_modules/openseadragon/LICENSE.txt", "utf8")}`);

@@ -3,18 +3,6 @@
 const root = document.getElementById("headwise");
 const $ = (id) => root.querySelector(`#${id}`);
 
-function el(tag, properties = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [key, x] of Object.entries(value)) node.style.setProperty(key, x);
-    else if (name in node && name !== "role") node[name] = value;
-    else node.setAttribute(name, value);
-  }
-  node.append(...children);
-  return node;
-}
-
 const given = (x) => x !== null && x !== undefined;
 const percent = (w) => (w >= 0.0995 ? `${(100 * w).toFixed(0)} %` : w >= 0.00095 ? `${(100 * w).toFixed(1)} %` : "< 0.1 %");
 const points = (w) => `${w < 0 ? "−" : "+"}${(100 * Math.abs(w)).toFixed(Math.abs(w) < 0.0995 ? 1 : 0)}`;

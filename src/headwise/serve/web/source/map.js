@@ -3,11 +3,11 @@
 import OpenSeadragon from "openseadragon";
 import { bytes, get } from "./api.js";
 import { dark, table } from "./colours.js";
+import { plain } from "./dom.js";
 
 const FONT = '12px system-ui, "Segoe UI", Roboto, sans-serif';
 const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 const cut = (text, most) => ([...text].length > most ? [...text].slice(0, most - 1).join("") + "…" : text);
-const plain = (text) => text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ +$/, "␣");
 
 export class MapView {
   constructor(box, name, { onPoint, onPick, onMove, onNote }) {
