@@ -58,6 +58,10 @@ def test_without_arguments_it_shows_the_scientist_and_the_engineer(
     assert "not what the model makes of them" in told
     assert next(row for row in rows if row[:1] == ["duplicate"])[1] == "2"  # 0.8 in the text, 2.9 on tokens said twice
     assert "72 heads" in said.out
+    page = (folder / "heads.html").read_text()
+    assert page.count('data-whole="True"') == 3  # of the best heads of links
+    assert page.count('data-whole="False"') == 12  # all layers of both texts
+    assert len(page) < 2_500_000
     assert "the outputs rebuilt from them" in " ".join(said.out.split())
     page = (folder / "heads.html").read_text()
     assert page.lower().startswith("<!doctype html>")

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ RIDDLE = (
     "the scientist. A head that knew would turn with the verb."
 )
 MODEL = "minilm"
+WALKED = 250_000  # numbers of a head's matrices, at most, where its whole walk is on the page of every head
 NARROWEST = 72  # columns that the tables need
 LIFT = (
     "Weight: from the link's first word to its second. Elsewhere: the mean of what all other rows give that second "
@@ -173,7 +175,7 @@ def look(
             pages.append(Page.from_heads(heads, [link for link in some if link not in hidden], text=said, model=name))
             readings.append({(one.source, one.first, one.second): one for one in contrasts(found)})
             results.append((found, hidden))
-        page = Page.beside(pages)
+        page = replace(Page.beside(pages), traces=linked_walks(loaded, tokenizer, inputs[0], pages[0]))
         rows, check, part = [row for panel in pages[0].panels for row in panel.rows], page.check, pages[0].linked
         found, hidden = results[0]
     with (
@@ -544,6 +546,23 @@ def watch(model: Any, tokenizer: Any, inputs: Any) -> Any:
     with torch.no_grad(), refusing(ValueError), headwise.watch(model, tokenizer) as heads, running(model):
         model(**inputs)
     return heads
+
+
+def linked_walks(model: Any, tokenizer: Any, inputs: Any, page: Any) -> dict[tuple[int, int, int], Any]:
+    """The walks, from X to the layer's output, of the best head of each link, where a page has room for it."""
+    found: dict[tuple[int, int, int], Any] = {}
+    layers: dict[int, Any] = {}
+    config = model.config.get_text_config()
+    width, heads = (getattr(config, name, 0) for name in ("hidden_size", "num_attention_heads"))
+    if not (width and heads) or 4 * width * (getattr(config, "head_dim", None) or width // heads) > WALKED:
+        return {}
+    linked = [(n, panel.name, *link["ranking"][0][:2]) for n, panel in enumerate(page.panels) for link in panel.links]
+    for n, part, layer, head in linked:
+        with suppress(Exception):  # a layer whose steps are not known has its walk from q, k and v on
+            if layer not in layers:
+                layers[layer] = headwise.trace(model, inputs, layer=layer, part=part, tokenizer=tokenizer)
+            found[n, layer, head] = layers[layer]
+    return found
 
 
 def traced(model: Any, tokenizer: Any, inputs: Any, layer: int) -> tuple[Any, int]:

@@ -146,3 +146,16 @@ def test_random_tokens_each_belong_somewhere(bytelevel: Any, wordpiece: Any) -> 
 
 def test_no_tokens_no_words(wordpiece: Any) -> None:
     assert words_of(wordpiece, []).labels == []
+
+
+def test_tokens_as_people_read_them(bytelevel: Any, wordpiece: Any) -> None:
+    text = "the problem\n naïve 東"
+    words = words_of(bytelevel, bytelevel(text)["input_ids"])
+    assert any("Ġ" in token for token in words.tokens)
+    assert words.shown[0] == "the"
+    assert {" problem", "\n"} <= {"".join(words.shown[n] for n in span) for span in words.spans}
+    assert "\\xe6" in "".join(words.shown)  # a part of a character
+    spaced = sentencepiece(pre_tokenized=True)
+    assert "".join(words_of(spaced, spaced("the problem")["input_ids"]).shown).endswith("the problem")
+    unfathomable = words_of(wordpiece, wordpiece("unfathomable")["input_ids"])
+    assert unfathomable.shown == unfathomable.tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,12 @@ def panel(layers: int, H: int, L: int, S: int, words: bool = True, mask: Any = N
 
 def page(*panels: Panel, title: str = "A model") -> Page:
     return Page(title, list(panels), CHECK)
+
+
+def long_page(words: list[str], layers: int, H: int) -> Page:
+    made = panel(layers, H, len(words), len(words), words=False)
+    text = Side(words, words, list(range(len(words))), generated=len(words) - 3)
+    return page(replace(made, queries=text, keys=text))
 
 
 def in_words(A: Array, queries: Side, keys: Side, empty: Array) -> Array:

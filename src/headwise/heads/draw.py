@@ -17,7 +17,7 @@ def plot(part: Any, layer: int, heads: int | Sequence[int] | None, batch: int) -
         if head not in numbers:
             raise IndexError(f"plot: layer {layer} has heads {numbers[0]} to {numbers[-1]}; got {head!r}")
     at = batch if weights.shape[0] > 1 else 0
-    queries, keys = (None if tokens is None else tokens[at] for tokens in (part.tokens, part.key_tokens))
+    queries, keys = (None if words is None else words[at].shown for words in (part.words, part.key_words))
     L, S = weights.shape[-2:]
     return weights.plot(
         [numbers.index(head) for head in chosen],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any
 
 from headwise.models.kept_text import UNSEEN, tokens_of
@@ -34,6 +34,24 @@ class Words:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @cached_property
+    def shown(self) -> list[str]:
+        """The tokens as text, for people: what byte-level BPE writes as "Ġthe" is " the", its "Ċ" a line's end; a part
+        of a character is its bytes. WordPiece's are as they are: "##ly" goes on with a word.
+
+        >>> Words(["I", "ran"], [[0], [1]], ["I", "Ġran"], [False, False]).shown
+        ['I', ' ran']
+        """
+        pieces: dict[Any, Callable[[str], bytes]] = {_join_bytes: _bytes, _join_spaced: _spaced}
+        piece = pieces.get(_join_of(self))
+        if piece is None:
+            return self.tokens
+        special = {n for span, yes in zip(self.spans, self.special, strict=True) if yes for n in span}
+        return [
+            token if n in special else piece(token).decode("utf-8", "backslashreplace")
+            for n, token in enumerate(self.tokens)
+        ]
 
 
 def words_of(tokenizer: Any, ids: list[int]) -> Words:
@@ -176,18 +194,17 @@ def reader(words: Words) -> Callable[[list[int]], str]:
     >>> reader(words)([0, 1]), reader(words)([1, 2])
     (' herself', 'self .')
     """
-    ordinary = [n for n, special in enumerate(words.special) if not special]
-    ways: tuple[Callable[[list[str]], str], ...] = (
-        _join_pieces,
-        partial(_join_bytes, _bytes),
-        partial(_join_bytes, _spaced),
-    )
-    for join in ways:
-        if all(join([words.tokens[t] for t in words.spans[n]]).strip() == words.labels[n].strip() for n in ordinary):
-            break
-    else:
-        join = " ".join
+    join = _join_of(words)
     return lambda tokens: join([words.tokens[t] for t in tokens])
+
+
+def _join_of(words: Words) -> Callable[[list[str]], str]:
+    """How tokens are joined: the way that makes the words' labels."""
+    ordinary = [n for n, special in enumerate(words.special) if not special]
+    for join in (_join_pieces, _join_bytes, _join_spaced):
+        if all(join([words.tokens[t] for t in words.spans[n]]).strip() == words.labels[n].strip() for n in ordinary):
+            return join
+    return " ".join
 
 
 def _join_pieces(tokens: list[str]) -> str:
@@ -199,8 +216,12 @@ def _join_pieces(tokens: list[str]) -> str:
     return text
 
 
-def _join_bytes(piece: Callable[[str], bytes], tokens: list[str]) -> str:
-    return b"".join(map(piece, tokens)).decode("utf-8", "replace")
+def _join_bytes(tokens: list[str]) -> str:
+    return b"".join(map(_bytes, tokens)).decode("utf-8", "replace")
+
+
+def _join_spaced(tokens: list[str]) -> str:
+    return b"".join(map(_spaced, tokens)).decode("utf-8", "replace")
 
 
 @lru_cache(maxsize=1)

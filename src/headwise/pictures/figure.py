@@ -75,12 +75,24 @@ def plot(
     return figure
 
 
+def visible(token: str) -> str:
+    """A token as it can be seen: ends of lines, tabs, and what is nothing but spaces by a sign.
+
+    >>> visible(" the"), visible("\\n"), visible("  ")
+    ('the', '↵', '␣␣')
+    """
+    for end in "\n\r\u2028\u2029":
+        token = token.replace(end, "↵")
+    token = token.replace("\t", "⇥")
+    return token.strip() or "␣" * len(token) or "∅"
+
+
 def label(ticks: Any, name: Any, what: str, n: int, L: int, tokens: Sequence[str] | None, **style: Any) -> None:
     """One axis: its tokens where they fit, numbers where they do not."""
     cell = counted(n, L, what)
     name(f"{what} (a cell is {cell})" if cell else what)
     if tokens is not None and n == L <= LABELS:
-        ticks(range(L), [token.strip() or repr(token)[1:-1] for token in tokens], fontsize=8, **style)
+        ticks(range(L), [visible(token) for token in tokens], fontsize=8, **style)
     else:
         places = np.unique(np.linspace(0, n - 1, min(n, 6)).round().astype(int))
         ticks(places, [str(int(place * L / n)) for place in places])

@@ -13,17 +13,27 @@ from pathlib import Path
 from headwise.atomic import whole_file
 
 
-def fill(template: str, title: str, style: str, scripts: Iterable[str], data: bytes) -> str:
-    """The page as HTML, from files of view/web. What comes from the text or the model travels in `data`, as base64."""
-    web = files("headwise.view") / "web"
+def fill(body: str, title: str, style: str, scripts: Iterable[str], data: bytes, more: str = "") -> str:
+    """The page as HTML, from files of view/web. What comes from the text or the model travels in `data`, as base64.
+    more: further elements that hold data.
+    """
     filled = {
         "title": html.escape(title),
-        "style": (web / style).read_text(encoding="utf-8"),
-        "script": "\n".join((web / name).read_text(encoding="utf-8") for name in scripts),
-        "data": base64.b64encode(data).decode(),
+        "style": _web("theme.css") + _web(style),
+        "body": _web(body),
+        "script": "\n".join(map(_web, ("element.js", "base.js", *scripts))),
+        "data": base64_of(data),
+        "more": more,
     }
-    text = (web / template).read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], text)
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], _web("frame.html"))
+
+
+def base64_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _web(name: str) -> str:
+    return (files("headwise.view") / "web" / name).read_text(encoding="utf-8")
 
 
 def write(text: str, path: str | os.PathLike[str]) -> Path:

@@ -43,8 +43,7 @@ class Plan:
 
 def pack(page: Page, budget: int = BUDGET) -> bytes:
     """The page's data: 4 bytes of length, JSON, then arrays where the JSON says; compressed with zlib to the budget."""
-    values = sum(_heads(panel) * len(panel.queries.tokens) * len(panel.keys.tokens) for panel in page.panels)
-    if 2 * values <= budget:
+    if not is_long(page, budget):
         return encode(page, [None] * len(page.panels), [{}] * len(page.panels))
     room = budget / SHRINKS
     while True:
@@ -59,6 +58,11 @@ def pack(page: Page, budget: int = BUDGET) -> bytes:
                 return data
             fewer += max(1, int((most - fewer) * (1 - budget / len(data))))  # as many as that is too much, or less
         room /= 2
+
+
+def is_long(page: Page, budget: int) -> bool:
+    """Whether all weights of a page take more bytes than that, before they are compressed."""
+    return 2 * sum(_heads(panel) * len(panel.queries.tokens) * len(panel.keys.tokens) for panel in page.panels) > budget
 
 
 def encode(page: Page, plans: Sequence[Plan | None], found: Sequence[Summaries]) -> bytes:

@@ -47,7 +47,7 @@ class Side:
         shown = [home[int(token)] for token in places]
         starts = [at for at, word in enumerate(shown) if at == 0 or shown[at - 1] != word]
         labels = [words.labels[shown[at]] for at in starts]
-        return cls([words.tokens[token] for token in places], labels, starts, begins)
+        return cls([words.shown[token] for token in places], labels, starts, begins)
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Panel:
     links: list[dict[str, Any]] = field(default_factory=list)
     contrasts: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
+    batch: int = 0  # which entry of what was watched
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Page:
     title: str
     panels: list[Panel]
     check: Check
+    traces: Mapping[tuple[int, int, int], Any] = field(default_factory=dict)  # of a panel's layer and head
 
     @classmethod
     def from_heads(
@@ -114,6 +116,7 @@ class Page:
                     [_link(link, _number(queries, rows), _number(keys, columns)) for link in found],
                     [_contrast(one) for one in contrasts(found)],
                     text or _text(queries, rows),
+                    at,
                 )
             )
         return cls(model or heads.model_name, panels, check)
@@ -204,24 +207,24 @@ class Cut:
     """One text's weights [H, L, S] without the rows and keys that are padding, computed when they are read."""
 
     def __init__(self, weights: Weights, rows: np.ndarray, columns: np.ndarray) -> None:
-        self._weights, self._rows, self._columns = weights, rows, columns
+        self.weights, self.rows, self.columns = weights, rows, columns
         self.shape = (weights.shape[0], len(rows), len(columns))
 
     @property
     def lse(self) -> np.ndarray:
         """[H, L]"""
-        return to_numpy(self._weights.lse)[:, self._rows]
+        return to_numpy(self.weights.lse)[:, self.rows]
 
     def to_dense(self, limit: int | None = None) -> np.ndarray:
         return self[:, :, :]
 
     def __getitem__(self, key: tuple[slice, slice, slice]) -> np.ndarray:
         heads, i, j = key
-        rows, columns = self._rows[i], self._columns[j]
+        rows, columns = self.rows[i], self.columns[j]
         if _on_end(rows) and _on_end(columns):
-            return to_numpy(self._weights[heads, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
+            return to_numpy(self.weights[heads, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
         whole = np.arange(self.shape[0])[heads][:, None, None]
-        return to_numpy(self._weights[whole, rows[:, None], columns])
+        return to_numpy(self.weights[whole, rows[:, None], columns])
 
 
 def _on_end(places: np.ndarray) -> bool:

@@ -8,21 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from headwise.view.html import fill, write
-from headwise.view.pack import BUDGET, pack
+from headwise.view.pack import BUDGET, is_long, pack
 from headwise.view.page import Page
+from headwise.view.walks import stored, walks_of
 
-SCRIPTS = (
-    "element.js",
-    "words.js",
-    "packed.js",
-    "data.js",
-    "draw.js",
-    "export.js",
-    "grid.js",
-    "links.js",
-    "head.js",
-    "page.js",
-)
+SCRIPTS = ("words.js", "data.js", "draw.js", "export.js", "grid.js", "links.js", "head.js", "walks.js", "page.js")
 
 
 def report(heads: Any, path: str | os.PathLike[str], links: Sequence[tuple[str, str]] = (), batch: int = 0) -> Path:
@@ -53,5 +43,7 @@ def render(page: Page, budget: int = BUDGET) -> str:
     Everything that comes from the text or the model travels in the packed data, as base64.
     """
     text = page.linked.text if page.panels else ""
+    walks = walks_of(page, budget // 8 if is_long(page, budget // 2) else budget * 2 // 5)
+    rest = budget - sum(len(walk.data) for walk in walks)
     said = f"{text[:80]}{'…' if len(text) > 80 else ''} ({page.title})" if text else page.title
-    return fill("template.html", f"{said}: every head", "style.css", SCRIPTS, pack(page, budget))
+    return fill("page.html", f"{said}: every head", "style.css", SCRIPTS, pack(page, rest), stored(walks))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def render_walk(trace: Trace, *, batch: int = 0, heads: Any = None, tokens: Any 
     """The page as HTML. All that comes from the text or the model travels in the packed data, as base64."""
     title = title or trace.title or ("A layer" if trace.kind == "matrices" else trace.kind)
     data = pack_walk(trace, batch, heads, tokens, title)
-    return fill("walk.html", f"{title}: attention step by step", "walk.css", ["packed.js", "walk.js"], data)
+    return fill("walk.html", f"{title}: attention step by step", "walk.css", ["walk.js"], data)
 
 
 def show_walk(trace: Trace, height: int, **options: Any) -> Frame:
@@ -90,14 +90,21 @@ def pack_walk(trace: Trace, batch: int, heads: Any, tokens: Any, title: str) -> 
         "places": [one.i.tolist(), one.j.tolist()],
         "hidden": sizes.S - len(one.j),
         "error": trace.error,
-        "arrays": {},
     }
+    return encode(meta, arrays)
+
+
+def encode(meta: dict[str, Any], arrays: dict[str, np.ndarray], same: Mapping[str, str] | None = None) -> bytes:
+    """meta with the places of the arrays, and the arrays. same: further names of arrays."""
+    meta = meta | {"arrays": {}}
     at, pieces = 0, []
     for name, x in arrays.items():
         piece = np.ascontiguousarray(x, "<f4")
         meta["arrays"][name] = [*piece.shape, at]
         at += piece.size
         pieces.append(piece.tobytes())
+    for name, other in (same or {}).items():
+        meta["arrays"][name] = meta["arrays"][other]
     head = json.dumps(meta, ensure_ascii=False).encode()
     head += b" " * (-len(head) % 4)
     return zlib.compress(len(head).to_bytes(4, "little") + head + b"".join(pieces), 9)

@@ -76,12 +76,17 @@ def trace_model(
         None if b_o is None else still(b_o),
         x,
         context,
-        tokens=found.query_tokens,
-        key_tokens=found.key_tokens,
+        tokens=_shown(found.query_words),
+        key_tokens=_shown(found.key_words),
         title=f"{type(model).__name__}, layer {layer}",
         layer=layer,
         **known,
     )
+
+
+def _shown(words: Any) -> list[list[str]] | None:
+    """The tokens of each text as people read them."""
+    return None if words is None else [some.shown for some in words]
 
 
 def _place(model: Any, part: str | None, layer: int) -> tuple[Place, int]:

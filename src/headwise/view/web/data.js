@@ -156,14 +156,6 @@ class Panel {
   }
 }
 
-const SIGNS = { "\n": "↵", "\r": "↵", "\t": "⇥", "\u2028": "↵", "\u2029": "↵" };
-
-function visible(label) {
-  if (label === "") return "∅";
-  const shown = label.replace(/[\n\r\t\u2028\u2029]/g, (c) => SIGNS[c]);
-  return shown.trim() === "" ? shown.replace(/\s/g, "␣") : shown;
-}
-
 function shrink(map, most) {
   if (map.rows <= most && map.columns <= most) return map;
   const r = Math.min(map.rows, most), c = Math.min(map.columns, most), values = new Float32Array(r * c);

@@ -11,6 +11,7 @@ function showHead() {
   );
   const twice = ["induction", "duplicate"].includes(row.kind) && !(row[row.kind] >= 0.4) ? ` (on random tokens said twice ${percent(row[`twice_${row.kind}`])})` : "";
   $("measures").textContent = `${attends(row.kind)}${twice}.${row.mix && row.kind !== "broad" ? ` Its weight here: ${row.mix}.` : ""}`;
+  showWalkButton();
   showFigures(row);
   showMap();
   showTexts();

@@ -4,7 +4,7 @@ const state = { panel: 0, layer: 0, head: 0, level: "words", only: null, link: n
 let meta, panels, mapAt, thumbnailsDue = 0;
 
 const panel = () => panels[state.panel];
-const theme = () => (state.theme === "auto" ? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light") : state.theme);
+const theme = () => (state.theme === "auto" ? (dark.matches ? "dark" : "light") : state.theme);
 const rowOf = (layer, head) => panel().rowOf.get(`${layer}.${head}`) || { kind: "mixed" };
 const level = () => (panel().levels.includes(state.level) ? state.level : panel().levels[0]);
 const mark = () => state.at || state.pinned;
@@ -120,9 +120,8 @@ function save(what) {
 }
 
 async function start() {
-  ({ meta, panels } = await unpack(document.getElementById("headwise-data").textContent));
-  const kept = perhaps(() => localStorage.getItem("headwise-theme"));
-  if (["light", "dark"].includes(kept)) state.theme = kept;
+  ({ meta, panels } = await unpack(document.getElementById("data").textContent));
+  state.theme = keptTheme();
   state.panel = Math.max(panels.findIndex((p) => p.links.length), 0);
   const p = panel();
   trust();
@@ -139,13 +138,14 @@ async function start() {
   $("map").addEventListener("dblclick", (event) => zoom(1 / 3, cellAt(event)));
   $("map").addEventListener("keydown", keyOnMap);
   $("map").addEventListener("blur", () => { state.at = null; refresh(); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.theme === "auto" && show());
+  dark.addEventListener("change", () => state.theme === "auto" && show());
   let width = 0;
   new ResizeObserver(() => {
     arrange();
     const now = $("map").parentElement.clientWidth;
     if (now && now !== width) { width = now; showMap(); }
   }).observe(root);
+  startWalks();
   root.dataset.ready = "yes";
 }
 

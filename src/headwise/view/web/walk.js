@@ -1,19 +1,6 @@
 // One layer as one diagram. Every number knows which numbers made it; h is a head, i counts queries, j keys, d widths.
 
 const MINUS = "\u2212", FEW = 7, HUES = ["#0072b2", "#c1440e", "#00795a", "#8a4f9e", "#7a6200", "#4a5560"];
-const $ = (id) => document.getElementById(id);
-const walk = $("walk");
-
-function make(tag, attributes = {}, ...children) {
-  const e = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "text") e.textContent = value;
-    else if (value !== null && value !== false) e.setAttribute(name, value === true ? "" : value);
-  }
-  e.append(...children.filter((child) => child !== null && child !== undefined));
-  return e;
-}
-
 function say(x) {
   if (x === -Infinity) return MINUS + "∞";
   if (!Number.isFinite(x)) return String(x);
@@ -26,7 +13,7 @@ const inner = (x) => (x < 0 ? `(${say(x)})` : say(x));
 
 // W_Q and Kᵀ with real subscripts and superscripts.
 function symbols(text) {
-  return text.split(/(_[A-Z]|ᵀ)/).filter(Boolean).map((part) => (/^_[A-Z]$/.test(part) ? make("sub", { text: part[1] }) : part === "ᵀ" ? make("sup", { text: "T" }) : document.createTextNode(part)));
+  return text.split(/(_[A-Z]|ᵀ)/).filter(Boolean).map((part) => (/^_[A-Z]$/.test(part) ? el("sub", { textContent: part[1] }) : part === "ᵀ" ? el("sup", { textContent: "T" }) : document.createTextNode(part)));
 }
 
 async function unpack(text) {
@@ -39,22 +26,39 @@ async function unpack(text) {
   return { meta, arrays };
 }
 
+function made(rows, columns, at) {
+  const data = Float32Array.from({ length: rows * columns }, (_, n) => at(Math.floor(n / columns), n % columns));
+  return { rows, columns, at: (i, j) => data[i * columns + j], data };
+}
+
 class Walk {
   constructor(meta, arrays) {
     Object.assign(this, { meta, arrays, cells: new Map(), pinned: null });
     const { heads } = meta;
-    const first = arrays.get(`o${heads[0]}`);
-    this.Dv = first.columns;
-    this.joined("cat", (h) => `o${h}`, 1);
-    this.joined("wo", (h) => `wo${h}`, 0);
-    arrays.set("sum", arrays.get("y"));
+    for (const h of heads) this.follow(h);
+    this.Dv = arrays.get(`o${heads[0]}`).columns;
+    this.whole = arrays.has("y"); // else it ends with the heads' outputs
+    if (this.whole) {
+      this.joined("cat", (h) => `o${h}`, 1);
+      this.joined("wo", (h) => `wo${h}`, 0);
+      arrays.set("sum", arrays.get("y"));
+    }
     this.keysFrom = arrays.has("c") ? "c" : "x";
     this.valuesFrom = arrays.has("u") ? "u" : this.keysFrom;
     const sizes = [...arrays].filter(([name]) => !name.startsWith("l")).map(([, m]) => m.columns);
     this.small = Math.max(...sizes, meta.queries.length, meta.keys.length) <= 8;
     this.most = { token: this.small ? 8 : 16, width: this.small ? 8 : 6 };
     this.start = new Map();
-    this.shown = heads.length <= 3 ? [...heads] : meta.order.slice(0, 2).sort((a, b) => a - b);
+    const asked = Number(root.dataset.head ?? NaN);
+    this.shown = heads.includes(asked) ? [asked] : heads.length <= 3 ? [...heads] : meta.order.slice(0, 2).sort((a, b) => a - b);
+  }
+
+  // What a page may leave out, for it follows from the rest: a head's weights from its scores, its output from these.
+  follow(h) {
+    const { arrays } = this, s = arrays.get(`s${h}`), l = arrays.get(`l${h}`), v = arrays.get(`v${h}`);
+    if (!arrays.has(`a${h}`)) arrays.set(`a${h}`, made(s.rows, s.columns, (i, j) => (l.at(i, 0) === -Infinity ? 0 : Math.exp(s.at(i, j) - l.at(i, 0)))));
+    const a = arrays.get(`a${h}`);
+    if (!arrays.has(`o${h}`)) arrays.set(`o${h}`, made(a.rows, v.columns, (i, d) => Array.from({ length: a.columns }, (_, j) => a.at(i, j) * v.at(j, d)).reduce((x, y) => x + y, 0)));
   }
 
   // The heads' matrices beside each other (axis 1) or below each other (axis 0), as one.
@@ -70,19 +74,20 @@ class Walk {
 
   // How much of an axis is drawn: [first, after the last].
   window(axis) {
-    const n = this.length(axis), most = ["L", "S"].includes(axis) ? this.most.token : this.most.width;
+    const alone = this.shown.length === 1 && !this.small ? 4 : 0; // a head by itself has more room
+    const n = this.length(axis), most = ["L", "S"].includes(axis) ? this.most.token : this.most.width + alone;
     const start = Math.min(this.start.get(axis) ?? 0, Math.max(0, n - most));
     return [start, Math.min(n, start + most)];
   }
 
   length(axis) {
-    const h = this.meta.heads[0], of = { L: ["y", 0], S: [`k${h}`, 0], E: ["x", 1], Ec: ["c", 1], Ev: ["u", 1], D: [`q${h}`, 1], Dv: [`v${h}`, 1], C: ["cat", 1], Eo: ["y", 1] }[axis];
+    const h = this.meta.heads[0], of = { L: [`q${h}`, 0], S: [`k${h}`, 0], E: ["x", 1], Ec: ["c", 1], Ev: ["u", 1], D: [`q${h}`, 1], Dv: [`v${h}`, 1], C: ["cat", 1], Eo: ["y", 1] }[axis];
     const m = this.get(of[0]);
     return m ? m[of[1] ? "columns" : "rows"] : 0;
   }
 
   token(axis, n) {
-    return (axis === "L" ? this.meta.queries : this.meta.keys)[n] ?? "added";
+    return visible((axis === "L" ? this.meta.queries : this.meta.keys)[n] ?? "added");
   }
 
   place(axis, n) {
@@ -162,7 +167,7 @@ function softmax(w, h, i, j, what, value) {
 
 function equation(w, s) {
   const out = [], push = (text) => out.push(document.createTextNode(text));
-  const mark = (side, text) => out.push(make("span", { class: side, text }));
+  const mark = (side, text) => out.push(el("span", { className: side, textContent: text }));
   if (s.powers) {
     const p = s.powers, less = p.shift ? ` ${MINUS} ${say(p.shift)}` : "", power = (x) => `e^${less || x < 0 ? `(${say(x)}${less})` : say(x)}`;
     mark("left", power(p.mine.score)), push(" ÷ ( ");
@@ -187,7 +192,7 @@ function equation(w, s) {
     if (s.bias !== null && s.bias !== undefined) push(` + bias ${inner(s.bias)}`);
   } else push(s.text);
   push(" = ");
-  out.push(make("span", { class: "value", text: say(s.value) }));
+  out.push(el("span", { className: "value", textContent: say(s.value) }));
   return out;
 }
 
@@ -214,21 +219,21 @@ function matrix(w, name, label, rows, columns, { result = false, transposed = fa
   const most = w.scales.get(shared);
   const inRange = (axis, n) => { const [a, b] = axis ? w.window(axis) : [0, n]; return Array.from({ length: Math.max(0, Math.min(b, n) - a) }, (_, x) => a + x); };
   const R = inRange(rows, transposed ? m.columns : m.rows), C = inRange(columns, transposed ? m.rows : m.columns);
-  const table = make("table", { class: result ? "result" : null, role: "grid", "aria-label": `${label}${/\d$/.test(name) ? ` of head ${/\d+$/.exec(name)[0]}` : ""}`, tabindex: result ? 0 : null });
+  const table = el("table", { ...(result && { className: "result", tabindex: 0 }), role: "grid", "aria-label": `${label}${/\d$/.test(name) ? ` of head ${/\d+$/.exec(name)[0]}` : ""}` });
   const words = (axis) => axis === "L" || axis === "S";
   if (words(columns) || headsAlong) {
-    const line = make("tr", { role: "row" }, words(rows) || headsAlong === "rows" ? make("td", { class: "gap", role: "presentation" }) : null);
-    for (const c of C) line.append(make("th", { scope: "col", text: headsAlong === "columns" ? `h${w.meta.heads[Math.floor(c / w.Dv)]}` : headsAlong ? "" : w.token(columns, c), title: words(columns) ? w.token(columns, c) : null }));
-    if (headsAlong !== "rows") table.append(make("thead", {}, line));
+    const line = el("tr", { role: "row" }, words(rows) || headsAlong === "rows" ? el("td", { className: "gap", role: "presentation" }) : null);
+    for (const c of C) line.append(el("th", { scope: "col", textContent: headsAlong === "columns" ? `h${w.meta.heads[Math.floor(c / w.Dv)]}` : headsAlong ? "" : w.token(columns, c), title: words(columns) ? w.token(columns, c) : "" }));
+    if (headsAlong !== "rows") table.append(el("thead", {}, line));
   }
-  const body = make("tbody");
+  const body = el("tbody");
   for (const r of R) {
-    const line = make("tr", { role: "row" });
-    if (words(rows) && !plain) line.append(make("th", { scope: "row", text: w.token(rows, r), title: w.token(rows, r) }));
-    if (headsAlong === "rows") line.append(make("th", { scope: "row", text: `h${w.meta.heads[Math.floor(r / w.Dv)]}` }));
+    const line = el("tr", { role: "row" });
+    if (words(rows) && !plain) line.append(el("th", { scope: "row", textContent: w.token(rows, r), title: w.token(rows, r) }));
+    if (headsAlong === "rows") line.append(el("th", { scope: "row", textContent: `h${w.meta.heads[Math.floor(r / w.Dv)]}` }));
     for (const c of C) {
       const [i, j] = transposed ? [c, r] : [r, c], x = m.at(i, j);
-      const cell = make("td", { role: "gridcell", text: say(x), title: w.small ? null : say(x) });
+      const cell = el("td", { role: "gridcell", textContent: say(x), title: w.small ? "" : say(x) });
       cell.style.setProperty("--part", x === -Infinity ? 0 : strength(w, Math.min(1, Math.abs(x) / most)).toFixed(3));
       if (x < 0) cell.style.setProperty("--tone", "var(--minus)");
       cell.at = [name, i, j];
@@ -241,19 +246,19 @@ function matrix(w, name, label, rows, columns, { result = false, transposed = fa
   }
   table.append(body);
   const shape = transposed ? [m.columns, m.rows] : [m.rows, m.columns];
-  const caption = make("figcaption", {}, make("b", {}, ...symbols(label)), make("span", { text: ` ${shape.join(" × ")}` }));
-  return make("figure", {}, caption, table);
+  const caption = el("figcaption", {}, el("b", {}, ...symbols(label)), el("span", { textContent: ` ${shape.join(" × ")}` }));
+  return el("figure", {}, caption, table);
 }
 
-const op = (text, small) => make("span", { class: "op", text }, small ? make("small", { text: small }) : null);
+const op = (text, small) => el("span", { className: "op", textContent: text }, small ? el("small", { textContent: small }) : null);
 // What follows the last operator stays beside it where a chain is broken.
 function chain(...parts) {
-  const there = parts.filter(Boolean), last = there.length > 2 && there.at(-2).className === "op" ? make("div", { class: "last" }, ...there.splice(-2)) : null;
-  return make("div", { class: "chain" }, ...there, last);
+  const there = parts.filter(Boolean), last = there.length > 2 && there.at(-2).className === "op" ? el("div", { className: "last" }, ...there.splice(-2)) : null;
+  return el("div", { className: "chain" }, ...there, last);
 }
 
 function column(w, h, ...children) {
-  const box = make("div", { class: "column down" }, make("h3", { text: `Head ${h}` }), ...children);
+  const box = el("div", { className: "column down" }, el("h3", { textContent: `Head ${h}` }), ...children);
   box.style.setProperty("--hue", HUES[w.meta.heads.indexOf(h) % HUES.length]);
   return box;
 }
@@ -261,8 +266,8 @@ function column(w, h, ...children) {
 function bands(w) {
   const { meta } = w, s = meta.sizes, B = s.B ? "B, " : "", kv = s.Hkv ? "Hkv" : "H", E = s.Eo ? "Eo" : "E", eo = s.Eo ?? s.E, cross = w.keysFrom === "c" && w.get("c").rows !== w.get("x")?.rows;
   const shape = (letters, ...n) => [letters, (s.B ? [s.B, ...n] : n).join(" × ")];
-  const made = [], each = (build) => make("div", { class: "columns" }, ...w.shown.map((h) => column(w, h, ...[build(h)].flat())));
-  const root = `√D = √${s.D}`, usual = Math.abs(meta.scale - s.D ** -0.5) < 1e-6 * meta.scale;
+  const made = [], each = (build) => el("div", { className: "columns" }, ...w.shown.map((h) => column(w, h, ...[build(h)].flat())));
+  const width = `√D = √${s.D}`, usual = Math.abs(meta.scale - s.D ** -0.5) < 1e-6 * meta.scale;
   const project = (h, letter, from, fromLabel, rows, ends, width) => {
     const raw = w.get(`r${letter}${h}`), name = raw ? `r${letter}${h}` : `${letter}${h}`, L = letter.toUpperCase(), matrixThere = w.get(from) && w.get(`w${letter}${h}`);
     const first = matrixThere ? [matrix(w, from, fromLabel, rows, ends, { plain: !w.small }), op("·"), matrix(w, `w${letter}${h}`, `W_${L}`, ends, width), op("=", w.get(`b${letter}${h}`) ? "+ bias" : "")] : [];
@@ -276,10 +281,14 @@ function bands(w) {
   }
   const turned = meta.between.length ? `Then ${meta.between.join(" and ")}${meta.between.includes("rotary") ? ": q and k are turned by where their token stands" : ""}.` : null;
   const source = w.keysFrom === "c" ? "C" : "X", valueSource = w.valuesFrom === "u" ? "U" : source;
-  made.push({ id: "qkv", short: "Q, K, V", title: "Queries, keys, values", formula: `Q = X·W_Q\nK = ${source}·W_K\nV = ${valueSource}·W_V`, shape: shape(`[${B}H, L, D]`, s.H, s.L, s.D), says: ["Each head has its own three matrices. A query says what a token looks for, a key what it can be found by, a value what it hands over.", s.Hkv ? `Keys and values are shared: ${s.H} heads read ${s.Hkv} (${kv} = ${s.Hkv}).` : null, turned], body: each((h) => [...project(h, "q", "x", "X", "L", "E", "D"), ...project(h, "k", w.keysFrom, source, "S", w.keysFrom === "c" ? "Ec" : "E", "D"), ...project(h, "v", w.valuesFrom, valueSource, "S", { x: "E", c: "Ec", u: "Ev" }[w.valuesFrom], "Dv")]) });
-  made.push({ id: "scores", short: "Scores", title: "Scores", formula: usual ? "S = Q·Kᵀ / √D" : `S = Q·Kᵀ × ${say(meta.scale)}`, shape: shape(`[${B}H, L, S]`, s.H, s.L, s.S), says: ["Each query meets each key: the better they fit, the larger the score.", usual ? `Divided by ${root}, so that wide heads do not get large scores.` : null, meta.changes.length ? `Then ${meta.changes.join(", ")}${meta.changes.includes("mask") ? ` (${MINUS}∞: may not be looked at)` : ""}.` : null], body: each((h) => chain(matrix(w, `q${h}`, "Q", "L", "D"), op("·"), matrix(w, `k${h}`, "Kᵀ", "D", "S", { transposed: true }), op(`× ${say(meta.scale)} =`, meta.changes.join(", ")), matrix(w, `s${h}`, "S", "L", "S", { result: true }))) });
+  made.push({ id: "qkv", short: "Q, K, V", title: "Queries, keys, values", formula: `Q = X·W_Q\nK = ${source}·W_K\nV = ${valueSource}·W_V`, shape: shape(`[${B}H, L, D]`, s.H, s.L, s.D), says: ["Each head has its own three matrices. A query says what a token looks for, a key what it can be found by, a value what it hands over.", s.Hkv ? `Keys and values are shared: ${s.H} heads read ${s.Hkv} (${kv} = ${s.Hkv}).` : null, turned, w.whole ? null : "They stand here as the scores are made of them: after norms and positions, where the layer has them."], body: each((h) => w.whole ? [...project(h, "q", "x", "X", "L", "E", "D"), ...project(h, "k", w.keysFrom, source, "S", w.keysFrom === "c" ? "Ec" : "E", "D"), ...project(h, "v", w.valuesFrom, valueSource, "S", { x: "E", c: "Ec", u: "Ev" }[w.valuesFrom], "Dv")] : chain(matrix(w, `q${h}`, "Q", "L", "D", { result: true }), matrix(w, `k${h}`, "K", "S", "D", { result: true }), matrix(w, `v${h}`, "V", "S", "Dv", { result: true }))) });
+  made.push({ id: "scores", short: "Scores", title: "Scores", formula: usual ? "S = Q·Kᵀ / √D" : `S = Q·Kᵀ × ${say(meta.scale)}`, shape: shape(`[${B}H, L, S]`, s.H, s.L, s.S), says: ["Each query meets each key: the better they fit, the larger the score.", usual ? `Divided by ${width}, so that wide heads do not get large scores.` : null, meta.changes.length ? `Then ${meta.changes.join(", ")}${meta.changes.includes("mask") ? ` (${MINUS}∞: may not be looked at)` : ""}.` : null], body: each((h) => chain(matrix(w, `q${h}`, "Q", "L", "D"), op("·"), matrix(w, `k${h}`, "Kᵀ", "D", "S", { transposed: true }), op(`× ${say(meta.scale)} =`, meta.changes.join(", ")), matrix(w, `s${h}`, "S", "L", "S", { result: true }))) });
   made.push({ id: "weights", short: "Weights", title: "Weights", formula: "A = softmax(S), row by row", shape: shape(`[${B}H, L, S]`, s.H, s.L, s.S), says: ["Softmax makes each row of scores into shares: none below 0, together 1. This is what each token looks at, and it differs from head to head.", meta.sinks ? "A learned sink takes a share of its own." : null], body: each((h) => chain(matrix(w, `s${h}`, "S", "L", "S"), op("→", "softmax"), matrix(w, `a${h}`, "A", "L", "S", { result: true }))) });
   made.push({ id: "out", short: "Head outputs", title: "Each head's output", formula: "O = A·V", shape: shape(`[${B}H, L, Dv]`, s.H, s.L, s.Dv), says: ["The mean of the values, weighted by the row of A.", meta.gated ? "Then times the head's gate." : null, meta.hidden ? `${meta.hidden} keys are not drawn; they count all the same.` : null], body: each((h) => chain(matrix(w, `a${h}`, "A", "L", "S"), op("·"), matrix(w, `v${h}`, "V", "S", "Dv"), op("=", meta.gated ? "× gate" : ""), matrix(w, `o${h}`, "O", "L", "Dv", { result: true }))) });
+  if (!w.whole) {
+    made.at(-1).says.push(`Then the heads' outputs are set side by side, and W_O mixes them. X and the layer's matrices are not in this page: ${root.dataset.layer ? `headwise learn TEXT --layer ${root.dataset.layer} --head ${w.shown[0]}` : "headwise learn TEXT"} writes the whole walk.`);
+    return made;
+  }
   const wide = s.H * s.Dv, along = { headsAlong: "columns" };
   made.push({ id: "concat", join: true, short: "Concatenation", title: "Concatenation", formula: `[${meta.left || meta.heads.length > 3 ? "O₀ O₁ …" : meta.heads.map((h) => `O${"₀₁₂₃₄₅₆₇₈₉"[h] ?? h}`).join(" ")}]`, shape: shape(`[${B}L, H·Dv]`, s.L, wide), says: ["The heads' outputs side by side; h0, h1 … say whose column it is.", wide > s.E ? `It is wider than X: ${s.L} × ${wide} beside ${s.L} × ${s.E}. W_O brings it back.` : null, meta.left ? `${meta.left} of the ${s.H} heads are not on this page.` : null], body: [chain(matrix(w, "cat", "concat", "L", "C", { result: true, ...along }))] });
   made.push({ id: "output", short: "Output", title: "Output", formula: `Y = concat·W_O${w.get("bo") ? " + bias" : ""}`, shape: shape(`[${B}L, ${E}]`, s.L, eo), says: ["W_O mixes what the heads found, for each token, into one row again."], body: [chain(matrix(w, "cat", "concat", "L", "C", along), op("·"), matrix(w, "wo", "W_O", "C", "Eo", { headsAlong: "rows" }), op("=", w.get("bo") ? "+ bias" : ""), matrix(w, "y", "Y", "L", "Eo", { result: true }))] });
@@ -323,16 +332,16 @@ function draw(w) {
   const main = $("bands"), steps = $("steps");
   main.replaceChildren(), steps.replaceChildren();
   bands(w).forEach((band, n) => {
-    const said = make("div", { class: "said" }, make("h2", {}, make("i", { text: String(n + 1) }), band.title), ...band.formula.split("\n").map((text) => make("p", { class: "formula" }, ...symbols(text))));
-    said.append(make("p", { class: "shape" }, make("code", { text: band.shape[0] }), ` = ${band.shape[1]}`));
-    band.says.filter(Boolean).forEach((text, x) => said.append(make("p", { class: x ? "note" : null }, ...symbols(text))));
-    const section = make("section", { class: "band", id: `step-${band.id}`, "aria-label": band.title }, said, make("div", {}, ...[band.body].flat()));
+    const said = el("div", { className: "said" }, el("h2", {}, el("i", { textContent: String(n + 1) }), band.title), ...band.formula.split("\n").map((text) => el("p", { className: "formula" }, ...symbols(text))));
+    said.append(el("p", { className: "shape" }, el("code", { textContent: band.shape[0] }), ` = ${band.shape[1]}`));
+    band.says.filter(Boolean).forEach((text, x) => said.append(el("p", { className: x ? "note" : "" }, ...symbols(text))));
+    const section = el("section", { className: "band", id: `step-${band.id}`, "aria-label": band.title }, said, el("div", {}, ...[band.body].flat()));
     if (band.join && w.shown.length > 1) main.append(fork(w.shown.length, true));
     main.append(section);
     if (band.fork && w.shown.length > 1) main.append(fork(w.shown.length, false));
-    const button = make("button", { type: "button", text: band.short }, make("small", { text: band.shape[1] }));
+    const button = el("button", { type: "button", textContent: band.short }, el("small", { textContent: band.shape[1] }));
     button.addEventListener("click", () => section.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" }));
-    if (n) steps.append(make("span", { text: "→", "aria-hidden": "true" }));
+    if (n) steps.append(el("span", { textContent: "→", "aria-hidden": "true" }));
     steps.append(button);
   });
   tools(w);
@@ -344,9 +353,9 @@ function tools(w) {
   const box = $("tools");
   box.replaceChildren();
   if (w.meta.heads.length > 3) {
-    const group = make("div", { role: "group", "aria-label": "Heads side by side" }, make("b", { text: "Heads side by side" }));
+    const group = el("div", { role: "group", "aria-label": "Heads side by side" }, el("b", { textContent: "Heads side by side" }));
     for (const h of w.meta.heads) {
-      const button = make("button", { type: "button", text: String(h), "aria-label": `Head ${h}`, "aria-pressed": String(w.shown.includes(h)) });
+      const button = el("button", { type: "button", textContent: String(h), "aria-label": `Head ${h}`, "aria-pressed": String(w.shown.includes(h)) });
       button.addEventListener("click", () => {
         const rest = w.shown.filter((n) => n !== h);
         if (rest.length === w.shown.length) w.shown = [...rest.slice(-3), h].sort((a, b) => a - b);
@@ -363,7 +372,7 @@ function tools(w) {
     const n = w.length(axis), [a, b] = w.window(axis);
     if (b - a >= n) continue;
     const step = (way) => {
-      const button = make("button", { type: "button", text: way < 0 ? "‹" : "›", "aria-label": `${name}: ${way < 0 ? "back" : "on"}`, disabled: way < 0 ? a === 0 : b === n });
+      const button = el("button", { type: "button", textContent: way < 0 ? "‹" : "›", "aria-label": `${name}: ${way < 0 ? "back" : "on"}`, disabled: way < 0 ? a === 0 : b === n });
       button.addEventListener("click", () => {
         w.start.set(axis, Math.max(0, Math.min(n - (b - a), a + way * (b - a))));
         draw(w);
@@ -371,7 +380,7 @@ function tools(w) {
       });
       return button;
     };
-    box.append(make("div", { role: "group", "aria-label": name }, make("b", { text: name }), step(-1), make("output", { text: `${a}–${b - 1} of ${n}` }), step(1)));
+    box.append(el("div", { role: "group", "aria-label": name }, el("b", { textContent: name }), step(-1), el("output", { textContent: `${a}–${b - 1} of ${n}` }), step(1)));
   }
 }
 
@@ -414,18 +423,25 @@ function strongest(w, h) {
   return best;
 }
 
+// The weight that the page around this one asks for, by its tokens' numbers; null where it is not drawn.
+function askedFor(w) {
+  const at = (root.dataset.at ?? "").split(" ").map(Number), [i, j] = at.map((n, axis) => w.meta.places[axis]?.indexOf(n) ?? -1);
+  return i >= 0 && j >= 0 ? [i, j] : null;
+}
+
 async function start() {
-  const { meta, arrays } = await unpack($("walk-data").textContent);
+  const { meta, arrays } = await unpack(document.getElementById("data").textContent);
   const w = new Walk(meta, arrays);
   const words = meta.queries.join(" ");
   $("title").textContent = `${meta.title}: attention step by step`;
   $("about").textContent = `${meta.sizes.H} head${meta.sizes.H > 1 ? "s" : ""}, ${meta.sizes.L} tokens${words.length < 90 && meta.kind ? `: ${words}` : ""}. Point at any number, tap it, or step to it with the Tab and arrow keys: below stands which numbers made it, and they are framed where they stand.`;
-  const small = meta.error < 1e-15 ? "exactly" : `within ${meta.error.toExponential(0)} of the largest`;
-  $("trust").textContent = `These are the layer's own numbers; heads, rows and columns count from 0. What the heads add sums to the output ${small}. Blue is above 0, orange below; the stronger, the larger${w.small ? "" : " (strength goes with the square root)"}.`;
+  root.dataset.theme = root.dataset.theme || (keptTheme() === "auto" ? (dark.matches ? "dark" : "light") : keptTheme());
+  const small = !w.whole ? "" : meta.error < 1e-15 ? "exactly" : `within ${meta.error.toExponential(0)} of the largest`;
+  $("trust").textContent = `These are the layer's own numbers; heads, rows and columns count from 0. ${w.whole ? `What the heads add sums to the output ${small}. ` : ""}Blue is above 0, orange below; the stronger, the larger${w.small ? "" : " (strength goes with the square root)"}.`;
   $("bands").className = w.small ? "" : "wide";
   draw(w);
-  const first = w.shown[0], most = strongest(w, first);
-  pin(w, w.small ? [`s${first}`, Math.min(1, w.length("L") - 1), 0] : [`a${first}`, ...most]);
+  const first = w.shown[0], asked = askedFor(w), most = asked ?? strongest(w, first);
+  pin(w, w.small && !asked ? [`s${first}`, Math.min(1, w.length("L") - 1), 0] : [`a${first}`, ...most]);
   const main = $("bands");
   main.addEventListener("pointerover", (event) => event.pointerType !== "touch" && event.target.at && show(w, event.target.at));
   main.addEventListener("pointerleave", () => show(w, w.pinned));
@@ -434,6 +450,7 @@ async function start() {
     const first = event.target.matches?.("table") && event.target.querySelector("[role=gridcell]");
     if (first && w.pinned?.[0] !== first.at[0]) pin(w, first.at, { tell: true });
   });
+  root.addEventListener("keydown", (event) => event.key === "Escape" && parent !== window && parent.postMessage("close", "*"));
   const ways = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
   main.addEventListener("keydown", (event) => {
     if (!ways[event.key] || !event.target.matches("table")) return;
@@ -441,11 +458,11 @@ async function start() {
     beside(w, ...ways[event.key]);
   });
   for (const [key, text] of [["ArrowUp", "↑"], ["ArrowLeft", "←"], ["ArrowDown", "↓"], ["ArrowRight", "→"]]) {
-    const button = make("button", { type: "button", text, "aria-label": `The number ${{ ArrowUp: "above", ArrowLeft: "to the left", ArrowDown: "below", ArrowRight: "to the right" }[key]}` });
+    const button = el("button", { type: "button", textContent: text, "aria-label": `The number ${{ ArrowUp: "above", ArrowLeft: "to the left", ArrowDown: "below", ArrowRight: "to the right" }[key]}` });
     button.addEventListener("click", () => beside(w, ...ways[key]));
     $("pad").append(button);
   }
-  walk.dataset.ready = "yes";
+  root.dataset.ready = "yes";
 }
 
 start().catch((error) => {

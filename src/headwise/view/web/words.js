@@ -1,7 +1,4 @@
-// Small things for building the page, and how figures are written.
-
-const root = document.getElementById("headwise");
-const $ = (id) => root.querySelector(`#${id}`);
+// How figures are written, and what is scrolled to.
 
 const given = (x) => x !== null && x !== undefined;
 const percent = (w) => (w >= 0.0995 ? `${(100 * w).toFixed(0)} %` : w >= 0.00095 ? `${(100 * w).toFixed(1)} %` : "< 0.1 %");
@@ -9,15 +6,6 @@ const points = (w) => `${w < 0 ? "−" : "+"}${(100 * Math.abs(w)).toFixed(Math.
 const number = (x, digits = 2) => (given(x) ? x.toFixed(digits) : "–");
 const small = (x) => x.toExponential(0).replace("e-", " × 10⁻").replace("e+0", "").replace(/⁻(\d+)/, (_, d) => "⁻" + [...d].map((c) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[c]).join(""));
 const unseen = (text) => el("span", { className: "unseen", textContent: text }); // for those who have the page read to them
-
-// What a page inside a sandboxed frame may not do (keep a choice, name a head in its address) is left undone.
-function perhaps(act) {
-  try {
-    return act();
-  } catch {
-    return null;
-  }
-}
 
 // Where the page is one column: scrolls it just so far that a result is seen, and what was pressed still is.
 function bring(result, pressed) {
