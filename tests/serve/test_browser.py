@@ -86,7 +86,7 @@ def test_open_hover_click_type_compare_switch_off(browser: Browser, server: Any,
 
     over(browser, 7, 2)
     browser.wait("document.querySelector('#point').dataset.at == '7,2'")
-    assert abs(float(texts(browser, "#point .weight")[0]) - w[7, 2]) < 1e-4
+    assert abs(float(texts(browser, "#point .weight b")[0]) - w[7, 2]) < 1e-4
     assert texts(browser, "#point mark") == ["she", "scientist"]
 
     over(browser, 7, 2, click=True)
@@ -140,7 +140,7 @@ def test_a_long_map_is_panned_and_zoomed_by_mouse_and_keyboard(browser: Browser,
         browser.wait("headwise.maps[0].times.at(-1).z == 0")
         over(browser, 30_020, 30_008)
         browser.wait("document.querySelector('#point').dataset.at == '30020,30008'")
-        found, wanted = float(texts(browser, "#point .weight")[0]), float(w[0, 1, 30_020, 30_008])
+        found, wanted = float(texts(browser, "#point .weight b")[0]), float(w[0, 1, 30_020, 30_008])
         assert wanted > 0 and abs(found - wanted) < 1e-3 * wanted
         browser.run("headwise.maps[0].osd.canvas.focus()")
         before = browser.run("return headwise.maps[0].bounds().across")

@@ -228,7 +228,12 @@ class Server:
     async def cell(self, request: Request) -> Response:
         run, at, given = self._run(request), self._at(request), request.query_params
         i, j = (asked.whole(given.get(name, ""), name) for name in "ij")
-        return JSONResponse(await self.lane.ask(lambda: self.opened.cell(run, at, i, j), TILE))
+        first = None if "beside" not in given else self.opened.run(given["beside"])
+        return JSONResponse(await self.lane.ask(lambda: self._cell(run, first, at, i, j), TILE))
+
+    def _cell(self, run: Run, first: Run | None, at: tuple[str, int, int], i: int, j: int) -> dict[str, Any]:
+        said = self.opened.cell(run, at, i, j)
+        return said if first is None else said | {"before": compared.before(self.opened, first, run, at, i, j)}
 
     async def moved(self, request: Request) -> Response:
         path, run = request.path_params, self._run(request)

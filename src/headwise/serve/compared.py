@@ -6,6 +6,7 @@ L queries, S keys, H heads.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ def difference(opened: Opened, a: Run, b: Run, at: tuple[str, int, int]) -> Arra
     """b's weights less a's [L, S] of b; not a number where a has no such place."""
 
     def made() -> tuple[Array, int]:
-        rows, columns = (aligned(a, b, at[0], at[1], side) for side in ("queries", "keys"))
+        rows, columns = (_aligned(opened, a, b, at, side) for side in ("queries", "keys"))
         first, second = (opened.map(run, *at) for run in (a, b))
         A, B = (x.dense(slice(0, x.L), slice(0, x.S)) for x in (first, second))
         if B.shape != (len(rows), len(columns)):
@@ -60,17 +61,39 @@ def difference(opened: Opened, a: Run, b: Run, at: tuple[str, int, int]) -> Arra
     return found
 
 
+def before(opened: Opened, a: Run, b: Run, at: tuple[str, int, int], i: int, j: int) -> float | None:
+    """a's weight in the place of b's; None where it has no such place."""
+    rows, columns = (_aligned(opened, a, b, at, side) for side in ("queries", "keys"))
+    m, n = int(rows[i]), int(columns[j])
+    if m < 0 or n < 0:
+        return None
+    weight = float(opened.map(a, *at).dense(slice(m, m + 1), slice(n, n + 1))[0, 0])
+    return weight if math.isfinite(weight) else None
+
+
+def _aligned(opened: Opened, a: Run, b: Run, at: tuple[str, int, int], side: str) -> Array:
+    def made() -> tuple[Array, int]:
+        found = aligned(a, b, at[0], at[1], side)
+        return found, found.nbytes
+
+    found: Array = opened.kept((a.id, b.id, "aligned", *at[:2], side), made)
+    return found
+
+
 def tile(opened: Opened, a: Run, b: Run, at: tuple[str, int, int], z: int, x: int, y: int) -> bytes:
-    """A tile of it: of each cell the difference that is largest either way, 32768 + 32767 times its signed root."""
+    """A tile of it: of each cell the difference that is largest either way, 32768 + 32767 times its signed
+    root; 0 where no place of the cell is in both.
+    """
     whole = opened.map(b, *at)
     if not whole.has(z, x, y):
         raise Refused("the map has no such tile")
     side, cell = SIZE << z, 1 << z
-    D = np.nan_to_num(difference(opened, a, b, at)[y * side : (y + 1) * side, x * side : (x + 1) * side])
+    D = difference(opened, a, b, at)[y * side : (y + 1) * side, x * side : (x + 1) * side]
     rows, columns = (np.arange(0, n, cell) for n in D.shape)
-    up, down = (f.reduceat(f.reduceat(D, columns, 1), rows, 0) for f in (np.maximum, np.minimum))
+    up, down = (f.reduceat(f.reduceat(D, columns, 1), rows, 0) for f in (np.fmax, np.fmin))
     most = np.where(up >= -down, up, down)
-    steps: Array = np.round(32768 + 32767 * np.sign(most) * np.sqrt(np.abs(most).clip(0, 1)))
+    steps = np.round(32768 + 32767 * np.sign(most) * np.sqrt(np.abs(most).clip(0, 1)))
+    steps = np.where(np.isnan(most), 0, steps)
     return bytes(steps.astype("<u2").data)
 
 

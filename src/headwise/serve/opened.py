@@ -25,6 +25,7 @@ TILES = 96 << 20
 CHARACTERS = 400_000  # of a text
 GENERATED = 200  # tokens, at most
 THUMB = 32
+ALL = 5000  # weights of a row up to which all of them are told
 
 
 class Opened:
@@ -145,6 +146,8 @@ class Opened:
         reading = run.side(at[0], at[1], "keys" if i is not None else "queries").reading
         if reading is not None:
             said["labels"] = [reading.labels[place] for place in order.tolist()]
+        if len(values) <= ALL:
+            said["all"] = [float(f"{x:.4g}") for x in values]
         return said | {"sum": float(values.sum()), "n": len(values)}
 
     def cell(self, run: Run, at: tuple[str, int, int], i: int, j: int) -> dict[str, Any]:

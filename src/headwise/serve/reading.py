@@ -9,18 +9,22 @@ import numpy as np
 
 from headwise.heads.words import Words, reader
 
+LEFT = "\u200e"  # what follows it is written from left to right
 BROKEN = "\ufffd"  # what a part of a character reads like
 
 
 class Reading:
     """A text's tokens.
 
-    labels: each by itself; a token that is part of a character is that character with its number, as "ם 1/2". starts:
-    whether it begins a word. pieces: what it adds to the text, its space with it; they join to the text.
+    labels: each by itself; a token that is part of a character is that character with its number, as "é 1/2". starts:
+    whether it begins a word. pieces: what it adds to the text, its space with it; they join to the text. special:
+    whether it stands for no part of the text.
     """
 
-    def __init__(self, labels: Sequence[str], starts: Sequence[int], pieces: Sequence[str]) -> None:
-        self.labels, self.starts, self.pieces = list(labels), list(starts), list(pieces)
+    def __init__(
+        self, labels: Sequence[str], starts: Sequence[int], pieces: Sequence[str], special: Sequence[bool]
+    ) -> None:
+        self.labels, self.starts, self.pieces, self.special = list(labels), list(starts), list(pieces), list(special)
 
     @classmethod
     def of(cls, words: Words) -> Reading:
@@ -31,19 +35,26 @@ class Reading:
         (['her', 'self', '.'], [1, 0, 1], ' herself .')
         """
         n, read = len(words.tokens), reader(words)
-        labels, starts, pieces = [""] * n, [0] * n, [""] * n
+        labels, starts, pieces, specials = [""] * n, [0] * n, [""] * n, [False] * n
         for label, span, special in zip(words.labels, words.spans, words.special, strict=True):
             starts[span[0]] = 1
+            specials[span[0]] = special
             for group in _whole(span, read):
                 text = f" {label} " if special else read(group)
                 pieces[group[0]] = text
                 shown = text.strip(" ") or text
                 for k, token in enumerate(group):
-                    labels[token] = shown if len(group) == 1 else f"{shown} {k + 1}/{len(group)}"
-        return cls(labels, starts, pieces)
+                    labels[token] = shown if len(group) == 1 else f"{shown}{LEFT} {k + 1}/{len(group)}"
+        return cls(labels, starts, pieces, specials)
 
     def cut(self, start: int, stop: int) -> Reading:
-        return Reading(self.labels[start:stop], self.starts[start:stop], self.pieces[start:stop])
+        some = slice(start, stop)
+        return Reading(self.labels[some], self.starts[some], self.pieces[some], self.special[some])
+
+    @property
+    def text(self) -> str:
+        """What it reads like without special tokens."""
+        return "".join(piece for piece, special in zip(self.pieces, self.special, strict=True) if not special)
 
     def around(self, at: int, reach: int = 8) -> dict[str, Any]:
         """A token and the text around it."""

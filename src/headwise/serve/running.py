@@ -45,7 +45,7 @@ def _begins(run: Run) -> str:
     side = run.side(name, part.layers[0], "queries")
     if side.reading is None or len(side) > SHORT:
         return ""
-    text = " ".join("".join(side.reading.pieces).split())
+    text = " ".join(side.reading.text.split())
     return f": {text[:40]}{'…' if len(text) > 40 else ''}"
 
 

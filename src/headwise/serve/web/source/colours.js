@@ -34,12 +34,14 @@ export const ink = (c) => {
 };
 export const css = (c) => `rgb(${c.join(",")})`;
 
-// 1024 colours as words of pixels, for t from 0 to 1 (or from all less to all more).
+// 1024 colours as words of pixels, for t from 0 to 1 (or from all less to all more); then two greys.
 export function table(signed, contrast) {
-  const ramp = (signed ? BOTH : RAMPS)[dark() ? "dark" : "light"], found = new Uint32Array(1024);
+  const ramp = (signed ? BOTH : RAMPS)[dark() ? "dark" : "light"], found = new Uint32Array(1026), word = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r;
   for (let n = 0; n < 1024; n++) {
-    const x = n / 1023, t = signed ? 0.5 + (x - 0.5) * contrast : x * contrast, [r, g, b] = blend(ramp, t);
-    found[n] = (255 << 24) | (b << 16) | (g << 8) | r;
+    const x = n / 1023, t = signed ? 0.5 + (x - 0.5) * contrast : x * contrast, c = blend(ramp, t);
+    found[n] = word(c);
   }
+  found[1024] = word(rgb(dark() ? "#4a525b" : "#c9c6bb")); // the two of what is in one text alone
+  found[1025] = word(rgb(dark() ? "#2b3138" : "#e4e2da"));
   return found;
 }

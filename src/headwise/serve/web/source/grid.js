@@ -1,14 +1,14 @@
 // The grid of all heads.
 
 import { bytes, get } from "./api.js";
-import { css, dark, ink, KINDS, rgb, shade } from "./colours.js";
+import { css, dark, ink, KINDS, rgb, shade, table } from "./colours.js";
 import { $, el } from "./dom.js";
 import { maps, showFigures, showHead } from "./head.js";
 import { base, FIGURES, layerOf, now, part, state } from "./state.js";
 
 export const figures = new Map();
 const thumbs = new Map();
-let turn = 0, small = null;
+let turn = 0, due = 0, small = null;
 
 export function forgetHeads() {
   figures.clear();
@@ -35,6 +35,7 @@ export function showGrid() {
   showSmall();
   const lines = p.layers.map((l) => el("div", { role: "row", className: "line", "data-layer": l.layer }, el("span", { role: "rowheader", className: "label", textContent: String(l.layer) }), ...l.heads.map((h) => cell(l.layer, h))));
   $("grid").replaceChildren(el("div", { role: "row", className: "line" }, el("span", { role: "columnheader", className: "label", textContent: "L" , title: "layer"}), ...Array.from({ length: most }, (_, h) => el("span", { role: "columnheader", className: "label", textContent: String(h) }))), ...lines);
+  paintThumbs();
   const ticket = ++turn;
   seen.disconnect();
   (async () => {
@@ -53,7 +54,7 @@ export function showGrid() {
           break;
         }
       }
-      paintCells();
+      due ||= requestAnimationFrame(() => ((due = 0), paintCells()));
       if (l.layer === state.layer) showFigures();
     }
     paintCells();
@@ -134,7 +135,6 @@ export function paintCells() {
     button.setAttribute("aria-label", `Layer ${layer}, head ${head}${code.textContent || name !== "kind" ? `: ${said}` : ""}${off ? "; switched off" : ""}`);
     button.title = button.getAttribute("aria-label");
     button.classList.toggle("is-off", off);
-    paintThumb(button);
   });
   const grid = $("grid");
   grid.classList.toggle("sorted", Boolean(state.sort));
@@ -154,19 +154,26 @@ function showSmall() {
   $("small").setAttribute("aria-pressed", String(small));
 }
 
+let colours = null;
+
 function paintThumb(button) {
   const map = thumbs.get(Number(button.dataset.layer))?.get(Number(button.dataset.head));
   if (!map) return;
-  const canvas = button.firstChild, made = document.createElement("canvas");
+  if (colours?.dark !== dark()) colours = { dark: dark(), shades: table(false, 1) };
+  const canvas = button.firstChild, made = document.createElement("canvas"), wide = 24 * (devicePixelRatio || 1);
   made.width = map.c;
   made.height = map.r;
-  const image = made.getContext("2d").createImageData(map.c, map.r);
-  map.values.forEach((x, n) => image.data.set([...shade(x / 255), 255], 4 * n));
+  const image = made.getContext("2d").createImageData(map.c, map.r), pixels = new Uint32Array(image.data.buffer);
+  map.values.forEach((x, n) => (pixels[n] = colours.shades[Math.round((x * 1023) / 255)]));
   made.getContext("2d").putImageData(image, 0, 0);
-  canvas.width = canvas.height = 24 * (devicePixelRatio || 1);
+  canvas.width = canvas.height = wide;
   const context = canvas.getContext("2d");
   context.imageSmoothingEnabled = map.c > canvas.width;
   context.drawImage(made, 0, 0, canvas.width, canvas.height);
+}
+
+export function paintThumbs() {
+  for (const button of $("grid").querySelectorAll("button")) paintThumb(button);
 }
 
 export function choose(layer, head) {
@@ -177,4 +184,12 @@ export function choose(layer, head) {
     button.tabIndex = chosen ? 0 : -1;
   }
   showHead();
+  bring();
+}
+
+// On a phone a tap is to show its result: scrolls just so far that the map is seen, and the square still is.
+function bring() {
+  if (!matchMedia("(max-width: 820px)").matches) return;
+  const below = $("maps").getBoundingClientRect().bottom - innerHeight + 8, above = document.querySelector(".cell[aria-selected=true]").getBoundingClientRect().top - 8;
+  if (below > 0 && above > 0) scrollBy(0, Math.min(below, above));
 }

@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { KINDS } from "./colours.js";
 import { MapView } from "./map.js";
 import { figures } from "./grid.js";
+import { hasHead } from "./beside.js";
 import { toAddress } from "./address.js";
 import { $, el, percent, plain, short, switcher } from "./dom.js";
 import { labels } from "./labels.js";
@@ -25,7 +26,10 @@ export const maps = ["a", "b"].map((name, n) => new MapView($(`map-${name}`), ""
       toAddress();
     }
     const other = maps[1 - n];
-    if (now.beside && !$("map-b").hidden && other.ready && other.view().some((x, k) => Math.abs(x - view[k]) > Math.max(0.02, view[2] / 200))) other.go(view, true);
+    if (!now.beside || $("map-b").hidden || !other.ready) return;
+    if (maps[n].all) {
+      if (!other.all) other.whole(true);
+    } else if (other.view().some((x, k) => Math.abs(x - view[k]) > Math.max(0.02, view[2] / 200))) other.go(view, true);
   },
   onNote: (words) => ($("note").textContent = words),
 }));
@@ -44,26 +48,36 @@ export async function showHead(view = null) {
   const at = await get(`${here}/map`).catch(() => null);
   if (!at || here !== path()) return;
   $("note").textContent = "";
-  const what = { path: here, L: at.L, S: at.S, top: at.top, how: state.how, contrast: state.contrast, labels: labels(), prompt: now.run.prompt, title: now.beside ? `First: ${now.run.text === null ? now.run.title : short(now.run.text)}` : `${state.how === "max" ? "Largest weight" : "Share of the weight"} · queries down, keys along` };
+  $("point").replaceChildren();
+  const what = { path: here, L: at.L, S: at.S, top: at.top, how: state.how, contrast: state.contrast, labels: labels(), prompt: now.run.prompt, title: now.beside ? `First: ${named(now.run)}` : `${state.how === "max" ? "Largest weight" : "Share of the weight"} · queries down, keys along` };
   maps[0].show(what, view);
-  $("map-b").hidden = !now.beside;
-  $("maps").classList.toggle("two", Boolean(now.beside));
-  if (now.beside) {
+  const two = hasHead();
+  $("map-b").hidden = !two;
+  $("maps").classList.toggle("two", two);
+  if (now.beside && !two) $("note").textContent = `${now.beside.title} has no head ${layer}.${head} to hold beside this one.`;
+  if (two) {
     const there = path(now.beside.id), second = await get(`${there}/map`).catch(() => null);
     if (second && here === path()) {
       const difference = state.split === "difference";
-      maps[1].show({ ...what, path: there, L: second.L, S: second.S, top: second.top, how: difference ? "difference" : state.how, beside: difference ? now.run.id : null, labels: labels(now.beside.id), prompt: now.beside.prompt, title: difference ? "Second less first: blue more, orange less" : `Second: ${now.beside.text === null ? now.beside.title : short(now.beside.text)}` }, view);
+      maps[1].show({ ...what, path: there, L: second.L, S: second.S, top: second.top, how: difference ? "difference" : state.how, beside: difference ? now.run.id : null, labels: labels(now.beside.id), prompt: now.beside.prompt, title: difference ? "Second less first: blue more, orange less, grey not in both" : `Second: ${named(now.beside)}` }, view);
     }
   }
   const fit = (x, n) => (x === null ? null : Math.min(x, n - 1));
   pick(fit(state.i, at.L), fit(state.j, at.S), false);
 }
 
+// What is held beside each other, by what they differ in.
+function named(one) {
+  const text = one.text === null ? one.title : short(one.text);
+  return one.text !== null && now.run.model !== now.beside.model ? `${one.title} · ${text}` : text;
+}
+
 export function showFigures() {
   const row = figures.get(state.layer)?.find((r) => r.head === state.head);
   if (!row) return ($("figures").textContent = "");
+  const mix = row.kind === "mixed" && row.mix ? `: ${row.mix}` : "";
   const said = ["peak", "previous", "next", "self", "first", "separator", "duplicate", "induction", "positional"].filter((name) => row[name] !== null && row[name] !== undefined).map((name) => `${name} ${percent(row[name])}${row[`${name}_null`] != null ? ` (null ${percent(row[`${name}_null`])})` : ""}`);
-  $("figures").replaceChildren(el("b", { textContent: `${row.kind}` }), ` (${KINDS[row.kind]?.[3] ?? ""}): ${said.join(", ")}; entropy ${row.entropy?.toFixed(2) ?? "–"} nats.`);
+  $("figures").replaceChildren(el("b", { textContent: `${row.kind}` }), ` (${KINDS[row.kind]?.[3] ?? ""}${mix}): ${said.join(", ")}; entropy ${row.entropy?.toFixed(2) ?? "–"} nats.`);
 }
 
 let asked = 0, waiting;
@@ -73,10 +87,13 @@ function point(place, n) {
   if (!place) return;
   waiting = setTimeout(async () => {
     if (n && !now.beside) return;
-    const found = await get(`${path(n ? now.beside.id : now.run.id)}/cell?i=${place.i}&j=${place.j}`).catch(() => null);
+    const first = n && state.split === "difference" ? `&beside=${now.run.id}` : "";
+    const found = await get(`${path(n ? now.beside.id : now.run.id)}/cell?i=${place.i}&j=${place.j}${first}`).catch(() => null);
     if (!found || ticket !== asked) return;
-    const end = (name, x, at) => el("div", {}, el("span", { className: "quiet", textContent: `${name} ${at}: ` }), x ? el("span", {}, `… ${plain(x.before)} `, el("mark", { textContent: plain(x.token) }), ` ${plain(x.after)} …`) : el("span", { textContent: `number ${at}` }));
-    $("point").replaceChildren(el("b", { className: "weight", textContent: found.weight === null ? "not a number" : `${found.weight.toPrecision(4)}` }), end("query", found.query, found.i), end("key", found.key, found.j));
+    const exact = (x) => (x === null ? "not a number" : x.toPrecision(4)), both = found.before !== undefined && found.before !== null && found.weight !== null;
+    const signed = (x) => `${x < 0 ? "−" : "+"}${exact(Math.abs(x))}`;
+    const end = (name, x, at) => el("div", {}, el("span", { className: "quiet", textContent: `${name} ${at}: ` }), x ? el("span", { dir: "auto" }, `… ${plain(x.before, true)}${x.glued ? "" : " "}`, el("mark", { textContent: plain(x.token) }), `${plain(x.after, true)} …`) : "");
+    $("point").replaceChildren(el("div", { className: "weight" }, el("b", { textContent: both ? signed(found.weight - found.before) : exact(found.weight) }), ...(both ? [el("small", { textContent: `${exact(found.before)} in the first, ${exact(found.weight)} in the second` })] : found.before === null ? [el("small", { textContent: "the first has no such place" })] : [])), end("query", found.query, found.i), end("key", found.key, found.j));
     $("point").dataset.at = `${found.i},${found.j}`;
   }, 60);
 }
@@ -87,16 +104,24 @@ export async function pick(i, j, tell = true) {
   if (tell) toAddress();
   const here = path();
   showWords();
-  $("keys-title").textContent = i === null ? "A query's keys: pick a place in the map" : `What query ${i} “${plain(labels().queries.get(i) ?? String(i))}” looks at`;
-  $("readers-title").textContent = j === null ? "A key's readers" : `Who reads key ${j} “${plain(labels().keys.get(j) ?? String(j))}”`;
+  showTitles();
   rowWeights = null;
   if (i === null) $("keys").replaceChildren();
   if (j === null) $("readers").replaceChildren();
   await Promise.all([
-    i !== null && get(`${here}/row?i=${i}`).then((found) => here === path() && state.i === i && (list($("keys"), found, "key"), (rowWeights = new Map(found.places.map((p, n) => [p, found.weights[n]]))), showWords(), patches(found)), () => {}),
+    i !== null && get(`${here}/row?i=${i}`).then((found) => here === path() && state.i === i && (list($("keys"), found, "key"), (rowWeights = found.all ? new Map(found.all.entries()) : new Map(found.places.map((p, n) => [p, found.weights[n]]))), showWords(), patches(rowWeights)), () => {}),
     j !== null && get(`${here}/row?j=${j}`).then((found) => here === path() && state.j === j && list($("readers"), found, "query"), () => {}),
   ]);
   document.documentElement.dataset.picked = `${i},${j}`;
+}
+
+export function showTitles() {
+  const named = (side, n) => {
+    const label = labels()[side].named(n);
+    return label === undefined ? String(n) : `${n} “${plain(label)}”`;
+  };
+  $("keys-title").textContent = state.i === null ? "A query's keys: pick a place in the map" : `What query ${named("queries", state.i)} looks at`;
+  $("readers-title").textContent = state.j === null ? "A key's readers" : `Who reads key ${named("keys", state.j)}`;
 }
 
 export let rowWeights = null;
@@ -107,7 +132,7 @@ function list(box, found, side) {
         if (side === "key") pick(state.i, place);
         else pick(place, state.j);
         maps[0].look(state.i ?? 0, state.j ?? 0);
-      } }, el("span", { textContent: `${plain(found.labels ? found.labels[n] : String(place))}` }), el("small", { textContent: ` ${place}` }), el("b", { textContent: percent(found.weights[n]) }))),
+      } }, ...(found.labels ? [el("span", { textContent: plain(found.labels[n]) }), el("small", { textContent: ` ${place}` })] : [el("span", { textContent: String(place) })]), el("b", { textContent: percent(found.weights[n]) }))),
     ),
   );
 }

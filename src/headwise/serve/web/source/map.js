@@ -39,6 +39,7 @@ export class MapView {
     this.osd.innerTracker.keyHandler = null;
     for (const event of ["update-viewport", "animation", "resize", "open", "tile-drawn"]) this.osd.addHandler(event, () => this.draw());
     this.osd.addHandler("animation-finish", () => this.ready && this.onMove(this.view()));
+    this.osd.addHandler("tile-unloaded", () => (this.forgetDue ??= setTimeout(() => this.forget(), 1000)));
     for (const event of ["canvas-drag", "canvas-scroll", "canvas-pinch", "canvas-double-click"]) this.osd.addHandler(event, () => (this.all = false));
     this.osd.addHandler("after-resize", () => this.ready && this.all && this.whole(true));
     this.osd.addHandler("canvas-key", (event) => (event.preventDefaultAction = true));
@@ -61,7 +62,7 @@ export class MapView {
     const before = this.ready ? this.view() : null, kept = view || (same && before && before[2] < 0.98 * what.S ? before : null);
     this.what = what;
     this.version = 0;
-    this.caption.textContent = what.title;
+    this.caption.textContent = this.caption.title = what.title;
     this.osd.canvas.setAttribute("aria-label", `${what.title}: ${what.L} queries down, ${what.S} keys along. Arrows move, plus and minus zoom, Enter picks.`);
     this.shades = table(what.how === "difference", what.how === "difference" ? 2 * what.contrast : what.contrast);
     this.ready = false;
@@ -96,7 +97,7 @@ export class MapView {
           ({ data, exact }) => {
             map.seen();
             map.times.push({ z, ms: performance.now() - begun, at: performance.now(), exact });
-            if (map.times.length > 5000) map.times.splice(0, 2500);
+            if (map.times.length > 2000) map.times.splice(0, 1000);
             if (!exact && map.what === what) map.follow();
             job.finish(map.paint(data, z, x, y, what), null, "context2d");
           },
@@ -116,6 +117,7 @@ export class MapView {
     canvas.height = high;
     const context = canvas.getContext("2d", { willReadFrequently: true }), image = context.createImageData(wide, high), pixels = new Uint32Array(image.data.buffer);
     for (let n = 0; n < values.length; n++) pixels[n] = this.shades[values[n] >> 6];
+    if (what.how === "difference") for (let n = 0; n < values.length; n++) if (values[n] === 0) pixels[n] = (Math.floor(n / wide) + (n % wide)) % 2 ? this.shades[1024] : this.shades[1025];
     context.putImageData(image, 0, 0);
     return context;
   }
@@ -148,6 +150,19 @@ export class MapView {
         // the page says so
       }
     }, 400);
+  }
+
+  // OpenSeadragon keeps a record of every tile that was ever near the window, loaded or not; of a long map there are
+  // a hundred thousand. Those that are neither loaded nor looked at are made again when they are needed.
+  forget() {
+    this.forgetDue = undefined;
+    const seen = performance.timeOrigin + performance.now() - 3000;
+    for (let n = 0; n < this.osd.world.getItemCount(); n++)
+      for (const columns of Object.values(this.osd.world.getItemAt(n).tilesMatrix))
+        for (const [x, column] of Object.entries(columns)) {
+          for (const [y, tile] of Object.entries(column)) if (!tile.loaded && !tile.loading && tile.lastTouchTime < seen) delete column[y];
+          if (!Object.keys(column).length) delete columns[x];
+        }
   }
 
   // where things lie
@@ -251,8 +266,8 @@ export class MapView {
     const edge = (context, n, from, span, room, other, side, at) => {
       const px = room / span, step = Math.max(1, Math.ceil(15 / px)), nice = step === 1 ? 1 : 2 ** Math.ceil(Math.log2(step));
       const text = (t) => {
-        const label = labels[side].get(t);
-        return nice > 1 || px < 13 ? `${t} ${plain(label ?? "")}` : plain(label ?? String(t));
+        const label = labels[side].named(t);
+        return label === undefined ? String(t) : nice > 1 || px < 13 ? `${t} ${plain(label)}` : plain(label);
       };
       const shown = new Set();
       for (const t of [this.marks[at], this.at?.[at]]) if (t !== null && t !== undefined) shown.add(t);

@@ -9,6 +9,9 @@ let offTicket = 0;
 export async function showOff() {
   const can = now.run.model !== null && now.run.prompt === null, on = state.off.some(([l, h]) => l === state.layer && h === state.head), ticket = ++offTicket;
   $("off").hidden = !can;
+  $("cannot").textContent = can ? "" : now.run.model === null
+    ? `No head can be switched off here: a saved run holds what was computed, not the model that computed it.${now.server.models.length ? " Read a text above with the model." : " Name the model too (headwise serve RUN MODEL), and read the text with it."}`
+    : "No head can be switched off in a text that was generated: without it another text would have been written. Set “Go on for” to 0 and read it.";
   $("off").textContent = on ? "Switch on again" : "Switch off";
   $("off").setAttribute("aria-pressed", String(on));
   if (!can || !state.off.length) return $("effect").replaceChildren();

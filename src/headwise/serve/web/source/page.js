@@ -3,9 +3,9 @@
 import { get, onState } from "./api.js";
 import { dark } from "./colours.js";
 import { fromAddress, toAddress } from "./address.js";
-import { hold, showMoved } from "./beside.js";
-import { $, el, say } from "./dom.js";
-import { paintCells, toggleSmall } from "./grid.js";
+import { alone, hold, holdRun, showMoved } from "./beside.js";
+import { $, el, say, short } from "./dom.js";
+import { paintCells, paintThumbs, showGrid, toggleSmall } from "./grid.js";
 import { maps, pick, showHead } from "./head.js";
 import { forgetLabels } from "./labels.js";
 import { showOff } from "./off.js";
@@ -17,8 +17,8 @@ $("texts").addEventListener("submit", async (event) => {
   const text = $("text").value, model = Number($("model").value || 0), go = Math.min(200, Math.max(0, Number($("generate").value) || 0));
   try {
     const found = await read(text, model, go);
+    alone();
     Object.assign(state, { text, model, go });
-    now.beside = null;
     await open(found);
     await showMoved();
   } catch (error) {
@@ -27,9 +27,30 @@ $("texts").addEventListener("submit", async (event) => {
 });
 $("hold").addEventListener("click", () => hold($("text").value, Number($("model").value || 0)).catch((error) => say(error.message)));
 $("alone").addEventListener("click", () => {
-  now.beside = null;
-  Object.assign(state, { second: null, beside: null, colour: "kind" });
+  alone();
+  showOpened();
   showMoved();
+});
+$("opened").addEventListener("change", async () => {
+  try {
+    const found = await get(`/api/${$("opened").value}/about`);
+    alone();
+    state.text = null;
+    await open(found);
+    showOpened();
+    await showMoved();
+  } catch (error) {
+    say(error.message);
+  }
+});
+$("second").addEventListener("change", async () => {
+  try {
+    if ($("second").value) return await holdRun($("second").value);
+    alone();
+    await showMoved();
+  } catch (error) {
+    say(error.message);
+  }
 });
 $("off").addEventListener("click", () => {
   const at = state.off.findIndex(([l, h]) => l === state.layer && h === state.head);
@@ -76,7 +97,7 @@ $("copy").addEventListener("click", async () => {
   }
   setTimeout(() => ($("copy").textContent = "Copy link"), 1600);
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => now.run && (paintCells(), showHead()));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => now.run && (paintCells(), paintThumbs(), showHead()));
 addEventListener("hashchange", () => start().catch((error) => say(error.message)));
 onState((what, words) => {
   $("lost").hidden = what === "back";
@@ -84,6 +105,16 @@ onState((what, words) => {
   document.documentElement.dataset.lost = what;
   if (what === "back") start().catch((error) => say(error.message));
 });
+
+// What was opened with the server, to be looked at or held beside.
+function showOpened() {
+  const { runs, models } = now.server, option = (run, chosen) => el("option", { value: run.id, textContent: run.title, selected: run.id === chosen });
+  const own = runs.some((run) => run.id === now.run.id) ? [] : [el("option", { value: now.run.id, textContent: `${now.run.title}: ${short(now.run.text ?? "")}`, selected: true })];
+  $("openeds").hidden = runs.length + (models.length ? 1 : 0) < 2;
+  $("opened").replaceChildren(...own, ...runs.map((run) => option(run, now.run.id)));
+  $("second").replaceChildren(el("option", { value: "", textContent: "nothing" }), ...runs.filter((run) => run.id !== now.run.id).map((run) => option(run, state.secondRun)));
+  $("second-label").hidden = $("second").options.length < 2;
+}
 
 // beginning, and beginning again
 
@@ -97,9 +128,9 @@ async function start() {
   $("generate-label").hidden = !now.server.models.some((m) => m.generates);
   forgetLabels();
   const wanted = new URLSearchParams(location.hash.slice(1));
-  let found;
+  let found, gone = "";
   if (can && wanted.has("text")) found = await read(state.text, Math.min(state.model, now.server.models.length - 1), state.go, true);
-  else if (wanted.has("run")) found = await get(`/api/${encodeURIComponent(state.run)}/about`).catch(() => null);
+  else if (wanted.has("run")) found = await get(`/api/${encodeURIComponent(state.run)}/about`).catch((error) => ((gone = error.message), null));
   if (!found && now.server.runs.length) found = await get(`/api/${now.server.runs[0].id}/about`);
   if (!found) {
     state.text = now.server.text;
@@ -109,16 +140,21 @@ async function start() {
     $("text").value = state.text = found.text;
     $("generate").value = state.go;
   } else state.text = null;
+  const lack = (error) => ((gone = error.message), null);
   now.beside = null;
-  if (can && wanted.has("second")) now.beside = await read(state.second, state.secondModel, 0, true).catch(() => null);
+  if (can && wanted.has("second")) now.beside = await read(state.second, state.secondModel, 0, true).catch(lack);
+  else if (state.secondRun) now.beside = await get(`/api/${encodeURIComponent(state.secondRun)}/about`).catch(lack);
   const colour = state.colour;
   now.ready = true;
   await open(found, true);
-  if (now.beside) {
-    await showMoved();
+  showOpened();
+  await showMoved();
+  if (now.beside && FIGURES[colour] && (colour !== "moved" || now.moved)) {
     state.colour = colour;
-    paintCells();
+    showGrid();
+    toAddress();
   }
+  if (gone) say(`Not all of this address could be opened: ${gone}.`);
   document.documentElement.dataset.ready = "yes";
 }
 

@@ -18,7 +18,9 @@ export const FIGURES = {
 };
 export const HOW = { mean: ["Share", "The share of a query's weight that a cell's keys are given"], max: ["Largest", "The largest weight in a cell"] };
 
-export const state = { run: null, text: null, go: 0, model: 0, part: null, layer: null, head: null, how: "max", i: null, j: null, view: null, contrast: 1, colour: "kind", sort: "", only: "", beside: null, second: null, secondModel: 0, split: "second", off: [] };
+const BEGIN = { run: null, text: null, go: 0, model: 0, part: null, layer: null, head: null, how: "max", i: null, j: null, view: null, contrast: 1, colour: "kind", sort: "", only: "", beside: null, second: null, secondRun: null, secondModel: 0, split: "second", off: [] };
+export const state = { ...BEGIN };
+export const begin = () => Object.assign(state, BEGIN, { off: [] });
 export const now = { server: null, run: null, beside: null, moved: null, ready: false };
 
 export const part = (id = now.run.id) => {

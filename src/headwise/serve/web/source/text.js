@@ -24,7 +24,6 @@ export async function open(found, keep = false) {
     Object.assign(state, { layer: last.layer, head: last.heads[Math.min(10, last.heads.length - 1)], view: null });
   }
   if (!keep) Object.assign(state, { i: null, j: null, view: null, off: [] });
-  if (now.beside && !now.beside.parts.some((p) => p.name === state.part)) now.beside = null;
   document.title = `${now.run.title}: headwise`;
   $("title").textContent = now.run.title;
   show();
