@@ -1,6 +1,6 @@
 """Multi-head attention by hand, in plain NumPy, and headwise's call line by line: the same numbers.
 
-    python examples/two_heads.py
+python examples/two_heads.py
 """
 
 import numpy as np

@@ -21,12 +21,35 @@ import headwise as hw
 from headwise import reference
 from headwise.backends import blocks
 from headwise.masks import Mask
-from headwise.scores import keep
+from headwise.options import Options
+from headwise.options.dropout import keep
+from headwise.options.options import BY_ARGUMENT, ordered
 from headwise.shapes import Sizes
 
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 NUMPY = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 FAMILIES = ("self", "short", "long", "grouped", "one key head", "widths", "one head", "no batch", "empty", "decode")
+
+
+def options_of(scale: float, mask: Mask | None = None, *given: Any, seed: Any = None, **said: Any) -> Options:
+    """Options as they are once a call's arguments are checked; given: bias, softcap, score_mod, sinks, head_gate."""
+    said |= dict(zip(("bias", "softcap", "score_mod", "sinks", "head_gate"), given, strict=False))
+    if not said.get("dropout_p", True):
+        del said["dropout_p"]
+    made = [
+        BY_ARGUMENT[name](*((x, seed) if name == "dropout_p" else (x,))) for name, x in said.items() if x is not None
+    ]
+    return Options(scale, mask, ordered(made))
+
+
+def by_reference(q: Any, k: Any, v: Any, o: Options, n: Sizes) -> reference.Attention:
+    """What the reference makes of options."""
+    said = {option.argument: next(option.fields())[1] for option in o.there}
+    if o.mask is not None:
+        said["allowed"] = o.mask.to_dense(n.L, n.S, n.B, n.H)
+    if o.dropout is not None:
+        said["kept"] = o.dropout.kept(*np.ix_(*map(np.arange, (n.B, n.H, n.L, n.S))), n)
+    return reference.attention(q, k, v, scale=o.scale, **said)
 
 
 def examples(share: float) -> settings:

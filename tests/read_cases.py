@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from mask_cases import mask
+from problems import by_reference, options_of
 
 import headwise as hw
 from headwise import reference
 from headwise.backends import compiled_reads
-from headwise.scores import Options
+from headwise.options import Options
 from headwise.shapes import Sizes
 
 TOLERANCE = {"float32": 2e-6, "float64": 1e-14, "float16": 2e-6, "bfloat16": 2e-6}  # of one weight
@@ -71,19 +72,9 @@ def case(sizes, dtype, name, norms=False, spread=1.0):
         dtype = pytest.importorskip("ml_dtypes").bfloat16
     q, k = (rng.standard_normal(x).astype(dtype) for x in ((B, H, L, D), (B, Hkv, S, D)))
     q = (q * spread).astype(dtype)
-    o = Options(**{"scale": D**-0.5, **options(name, B, H, L, S, rng)})
-    truth = reference.attention(
-        q,
-        k,
-        k,
-        allowed=True if o.mask is None else o.mask.to_dense(L, S, B, H),
-        bias=0.0 if o.bias is None else o.bias,
-        scale=o.scale,
-        softcap=o.softcap,
-        sinks=o.sinks,
-        score_mod=o.score_mod,
-    )
+    o = options_of(**{"scale": D**-0.5, **options(name, B, H, L, S, rng)})
     n = Sizes(B, H, Hkv, L, S, D, D)
+    truth = by_reference(q, k, k, o, n)
     stated = None if o.mask is None else o.mask.offset(n)
     offset = np.reshape(S - L if stated is None else stated, -1)
     wide = np.float64 if dtype == "float64" else np.float32

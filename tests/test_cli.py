@@ -402,7 +402,5 @@ def test_learn_walks_through_a_layer_of_a_model(folder: Path, capsys: pytest.Cap
         (["-o", "no/walk.html"], "cannot write no/walk.html: there is no folder no; make it"),
     ],
 )
-def test_learn_refuses(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], folder: Path
-) -> None:
+def test_learn_refuses(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     assert refused(["learn", *arguments], capsys, folder).startswith(f"headwise: {words}")

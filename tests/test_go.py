@@ -60,9 +60,7 @@ def test_what_look_needs_is_enough_for_the_other_pages(go: ModuleType, command: 
 
 
 @pytest.mark.parametrize(("needs", "asked"), [("nvidia-cublas==13.1.0", True), ("sympy>=1.13", False)])
-def test_pytorch_comes_without_cuda(
-    go: ModuleType, needs: str, asked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pytorch_comes_without_cuda(go: ModuleType, needs: str, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(go, "would_install", lambda package: [{"metadata": {"requires_dist": ["jinja2", needs]}}])
     go.main(["look"])
     install = next(command for command in go.ran if command[0] == "pip" and "--editable" in command)

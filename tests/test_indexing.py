@@ -15,11 +15,9 @@ from problems import EPS, Problem, problems, qkv, wide
 
 import headwise as hw
 from headwise import indexing
-from headwise.backends import plain, recompute
-from headwise.backends import torch as torch_backend
+from headwise.backends import recompute
 
 KINDS = ("numpy", "torch")
-BACKENDS = {"numpy": plain, "torch": torch_backend}
 
 
 def ints(draw: st.DrawFn, n: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -212,16 +210,15 @@ BOXES = [
 def test_scores_are_one_matrix_product_and_weights_one_of_whole_rows(kind: str, key: Any, box: tuple[int, ...]) -> None:
     w = hw.attention(*qkv((2, 6, 3, 23, 19, 5, 3), kind), weights=True)[1]
     blocks, points = [], []
-    backend = BACKENDS[kind]
-    real = backend.score_block
+    real = recompute.score_block
 
     def score_block(q: Any, k: Any, block: Any, *rest: Any) -> Any:
         blocks.append(tuple(x.stop - x.start for x in block))
         return real(q, k, block, *rest)
 
     with (
-        mock.patch.object(backend, "score_block", score_block),
-        mock.patch.object(backend, "score_points", lambda *args: points.append(args)),
+        mock.patch.object(recompute, "score_block", score_block),
+        mock.patch.object(recompute, "score_points", lambda *args: points.append(args)),
     ):
         w[key]
         w.scores[key]
@@ -259,19 +256,19 @@ def long(request: pytest.FixtureRequest) -> tuple[str, hw.Weights]:
     ],
 )
 def test_looking_makes_no_array_of_all_places(long: tuple[str, hw.Weights], key: Any, count: int) -> None:
-    kind, w = long
+    _, w = long
     w[0, 0, 0, 0]
-    backend, asked = BACKENDS[kind], []
+    asked = []
 
     def record(name: str) -> Any:
-        real = getattr(backend, name)
+        real = getattr(recompute, name)
 
         def wrapped(*args: Any) -> Any:
             s = real(*args)
             asked.append(int(np.prod(s.shape)))
             return s
 
-        return mock.patch.object(backend, name, wrapped)
+        return mock.patch.object(recompute, name, wrapped)
 
     with record("score_block"), record("score_points"):
         tracemalloc.start()

@@ -336,7 +336,9 @@ def test_a_mask_that_does_not_fit_the_sizes(kind: str, mask: Any, words: str) ->
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_a_mask_function_that_gives_another_shape(kind: str) -> None:
     rule = hw.mask_mod(lambda b, h, i, j: np.ones((3, 4), bool))
-    with pytest.raises(ValueError, match=r"mask_mod: the function must return booleans that broadcast to \(.*; got \(3, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"mask_mod: the function must return booleans that broadcast to \(.*; got \(3, 4\)"
+    ):
         hw.attention(*qkv((2, 6, 3, 5, 7, 11, 13), kind), mask=rule)
 
 

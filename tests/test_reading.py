@@ -17,7 +17,7 @@ from test_indexing import bound, selected, selections
 
 import headwise as hw
 from headwise import reference
-from headwise.backends import plain
+from headwise.backends import recompute
 
 KINDS = ("numpy", "torch")
 CUTS = st.sampled_from(((1 << 20, 64), (1, 1), (40, 3)))
@@ -349,7 +349,7 @@ def test_no_read_makes_an_array_of_all_places() -> None:
 def test_no_block_is_computed_twice() -> None:
     w = hw.attention(*qkv((1, 2, 1, 23, 29, 3, 1)), mask=hw.causal(), weights=True)[1]
     asked = []
-    real = plain.score_block
+    real = recompute.score_block
 
     def score_block(q: Any, k: Any, block: Any, *rest: Any) -> Any:
         asked.append(block)
@@ -357,8 +357,8 @@ def test_no_block_is_computed_twice() -> None:
 
     with (
         small_blocks(100, 2),
-        mock.patch.object(plain, "score_block", score_block),
-        mock.patch.object(plain, "score_points", side_effect=AssertionError),
+        mock.patch.object(recompute, "score_block", score_block),
+        mock.patch.object(recompute, "score_points", side_effect=AssertionError),
     ):
         w.read(entropy=True, received=True, offsets=1, distance=True, pooled=[(2, 2)] * 2, mass=[([1], [2])] * 3)
     assert len(asked) == len(set(map(str, asked))) > 5

@@ -52,6 +52,11 @@ def to_numpy(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
+def detached(x: Any) -> Any:
+    """x without its gradient, where it is a tensor."""
+    return x.detach() if is_torch(x) else x
+
+
 def known(x: Any) -> np.ndarray | None:
     """x as NumPy where its values can be looked at now: not on another device, not while a graph is being traced."""
     if is_torch(x) and (tracing.symbolic() or x.device.type != "cpu" or not tracing.holds_values(x)):

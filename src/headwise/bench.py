@@ -20,7 +20,11 @@ import numpy as np
 
 from headwise import masks
 from headwise.backends import compiled
-from headwise.scores import Options
+from headwise.options import Options
+from headwise.options.bias import Bias
+from headwise.options.option import Option
+from headwise.options.score_mod import ScoreMod
+from headwise.options.softcap import Softcap
 from headwise.shapes import Sizes
 
 REST = 0.03  # seconds
@@ -100,21 +104,22 @@ def alibi_slopes(H: int) -> np.ndarray:
 
 
 def options(row: Row, rng: np.random.Generator) -> Options:
-    given: dict[str, Any] = {}
+    mask: masks.Mask | None = None
+    there: tuple[Option, ...] = ()
     if row.kind == "causal":
-        given["mask"] = masks.causal()
+        mask = masks.causal()
     elif row.kind == "window":
-        given["mask"] = masks.window(WINDOW - 1, 0)
+        mask = masks.window(WINDOW - 1, 0)
     elif row.kind == "documents":
-        given["mask"] = masks.documents(np.arange(row.L) * DOCUMENTS // row.L)
+        mask = masks.documents(np.arange(row.L) * DOCUMENTS // row.L)
     elif row.kind == "bias":
-        given["bias"] = rng.standard_normal((1, row.H, row.L, row.S), dtype=np.float32)
+        there = (Bias(rng.standard_normal((1, row.H, row.L, row.S), dtype=np.float32)),)
     elif row.kind == "softcap":
-        given["softcap"] = 30.0
+        there = (Softcap(30.0),)
     elif row.kind == "alibi":
         slopes = alibi_slopes(row.H)
-        given["score_mod"] = lambda s, b, h, i, j: s - slopes[h] * abs(i - j)
-    return Options(scale=row.D**-0.5, **given)
+        there = (ScoreMod(lambda s, b, h, i, j: s - slopes[h] * abs(i - j)),)
+    return Options(row.D**-0.5, mask, there)
 
 
 def arrays(row: Row, dtype: Any) -> list[np.ndarray]:
@@ -152,7 +157,7 @@ def hidden(row: Row) -> np.ndarray | None:
 def bias(row: Row) -> np.ndarray | None:
     """What is added to the scores, for peers that take an array."""
     if row.kind == "bias":
-        return np.asarray(options(row, np.random.default_rng(1)).bias)
+        return np.asarray(options(row, np.random.default_rng(1)).arrays()[0][1])
     if row.kind == "alibi":
         distance = np.abs(np.arange(row.L)[:, None] - np.arange(row.S))
         return np.asarray(-alibi_slopes(row.H)[None, :, None, None] * distance, np.float32)

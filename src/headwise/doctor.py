@@ -65,7 +65,7 @@ def _check() -> str:
     """Compiles (or loads) a small kernel, runs it, and says how far it is from float64."""
     from headwise import reference
     from headwise.backends import compiled
-    from headwise.scores import Options
+    from headwise.options import Options
     from headwise.shapes import Sizes
 
     rng = np.random.default_rng(0)

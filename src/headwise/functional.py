@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from headwise import shapes
-from headwise.arrays import in_graph, is_jax, is_torch
+from headwise.arrays import is_jax, is_torch
 from headwise.backends import choose
 from headwise.backends.row_sums import RowSums
-from headwise.captured import captured
-from headwise.given import as_numpy, check_beside, check_dense
-from headwise.masks import Mask, as_mask
-from headwise.scores import Options, ScoreMod
+from headwise.given import as_numpy, check_dense
+from headwise.options import Options
+from headwise.options.score_mod import Function
 from headwise.shapes import Sizes
 from headwise.tracing import fx_node, is_fx_value
 from headwise.weights import Weights
@@ -31,7 +30,7 @@ def attention(
     softcap: float | None = None,
     sinks: Any = None,
     head_gate: Any = None,
-    score_mod: ScoreMod | None = None,
+    score_mod: Function | None = None,
     dropout_p: float = 0.0,
     weights: bool = False,
     return_lse: bool = False,
@@ -78,11 +77,12 @@ def attention(
     array([[1.  ],
            [2.34]])
     """
+    said = {"bias": bias, "softcap": softcap, "sinks": sinks, "head_gate": head_gate, "score_mod": score_mod}
+    said["dropout_p"] = dropout_p
     quick = _as_they_are(q, k, v)
     if not quick and (is_fx_value(q) or is_fx_value(k)):
-        said = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks, "head_gate": head_gate}
-        said |= {"score_mod": score_mod, "dropout_p": dropout_p, "weights": weights, "return_lse": return_lse}
-        return fx_node(attention, (q, k, v), said | {"backend": backend})
+        call = {"mask": mask, "scale": scale, "weights": weights, "return_lse": return_lse, "backend": backend}
+        return fx_node(attention, (q, k, v), call | said)
     if not quick:
         q, k, v = _same_kind(q, k, v)
     sizes = shapes.check_sizes(q, k, v)
@@ -91,7 +91,7 @@ def attention(
         q, k, v = _promoted(q, k, v)
     if sizes.D == 0:  # every score is an empty sum: 0, as that of one zero is
         q, k, sizes = _one_wide(q), _one_wide(k), sizes._replace(D=1)
-    options = _options(q, sizes, mask, bias, scale, softcap, sinks, head_gate, score_mod, dropout_p)
+    options = Options.of(scale, mask, said, q, sizes)
     lead = 4 - q.ndim
     q4, k4, v4 = (x[(None,) * lead] for x in (q, k, v))
     sums = RowSums() if weights else None
@@ -107,11 +107,12 @@ def _lazy(
     q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options, sizes: Sizes, lead: int, sums: RowSums | None
 ) -> Weights:
     if is_jax(q):
-        from headwise.backends import jax
+        from headwise.backends.jax import on_numpy
+        from headwise.libraries.jax_library import traced
 
-        if jax.traced(q, k, v, out):
+        if traced(q, k, v, out):
             raise TypeError("attention: weights=True must be asked for outside of jax.jit and jax.grad; got tracers")
-        q, k, v, out, lse, options = *(np.asarray(x) for x in (q, k, v, out, lse)), jax.on_numpy(options)
+        q, k, v, out, lse, options = *(np.asarray(x) for x in (q, k, v, out, lse)), on_numpy(options)
     return Weights(q, k, v, out, lse, options, sizes, lead, sums=sums)
 
 
@@ -260,12 +261,10 @@ def _same_kind(*arrays: Any, names: tuple[str, ...] = ("q", "k", "v"), op: str =
                 raise TypeError(f"{op}: {name} must be on {names[0]}'s device {arrays[0].device}; got {x.device}")
         return arrays
     if any(map(is_jax, arrays)):
-        from headwise.backends import jax
+        from headwise.libraries.jax_library import as_jax, check_devices
 
-        found = tuple(
-            jax.as_jax(x if is_jax(x) else _numpy(op, name, x)) for name, x in zip(names, arrays, strict=True)
-        )
-        jax.check_devices(dict(zip(names, found, strict=True)), op)
+        found = tuple(as_jax(x if is_jax(x) else _numpy(op, name, x)) for name, x in zip(names, arrays, strict=True))
+        check_devices(dict(zip(names, found, strict=True)), op)
         return found
     return tuple(_numpy(op, name, x) for name, x in zip(names, arrays, strict=True))
 
@@ -299,99 +298,3 @@ def _one_wide(x: Any) -> Any:
         return sys.modules["torch"].nn.functional.pad(x, (0, 1))
     axes = [(0, 0)] * (x.ndim - 1) + [(0, 1)]
     return sys.modules["jax"].numpy.pad(x, axes) if is_jax(x) else np.pad(x, axes)
-
-
-def _options(
-    q: Any,
-    sizes: Sizes,
-    mask: Any,
-    bias: Any,
-    scale: Any,
-    softcap: Any,
-    sinks: Any,
-    head_gate: Any,
-    score_mod: Any,
-    p: Any,
-) -> Options:
-    """All that modifies the scores, checked."""
-    rule: Mask | None = None
-    if mask is not None:
-        rule = as_mask(mask)
-        rule.check_beside(q)
-        rule.check(sizes)
-        if is_jax(q):
-            from headwise.backends import jax
-
-            jax.check_mask(q, rule)
-    extra = {"bias": bias, "sinks": sinks, "head_gate": head_gate}
-    for name, x in extra.items():
-        if x is not None:
-            extra[name] = _numbers(name, x, q)
-    if extra["bias"] is not None:
-        shapes.check_broadcast("bias", tuple(extra["bias"].shape), sizes)
-        extra["bias"] = extra["bias"][(None,) * (4 - extra["bias"].ndim)]
-    if extra["sinks"] is not None:
-        shapes.check_sinks(extra["sinks"], sizes)
-    if extra["head_gate"] is not None:
-        shapes.check_head_gate(extra["head_gate"], sizes)
-    if score_mod is not None and not callable(score_mod):
-        raise TypeError(f"attention: score_mod must be a function of (s, b, h, i, j); got {type(score_mod).__name__}")
-    if score_mod is not None and not in_graph():
-        for name, x in captured(score_mod):
-            check_beside("attention", f"score_mod's {name}", x, q)
-    p = shapes.check_dropout(p)
-    if p and is_jax(q):
-        raise TypeError(f"attention: dropout_p must be 0 for JAX arrays (there is no global random state); got {p}")
-    if softcap is not None:
-        softcap = shapes.check_number("softcap", softcap, positive=True)
-        # Outside 1e-30 .. 1e30 c and s / c leave fp32's range: all scores are 0 then, or as they were.
-        softcap = max(softcap, 1e-30) if softcap < 1e30 else None
-    return Options(
-        scale=_usual_scale(sizes) if scale is None else shapes.check_number("scale", scale),
-        mask=rule,
-        softcap=softcap,
-        score_mod=score_mod,
-        dropout_p=p,
-        seed=_seed(q) if p else None,
-        **extra,
-    )
-
-
-def _numbers(name: str, x: Any, q: Any) -> Any:
-    """A floating-point array of q's library and device."""
-    if is_torch(x):
-        check_dense("attention", name, x)
-    elif not (is_jax(x) and is_jax(q)):
-        x = as_numpy("attention", name, x)
-    found = shapes.dtype_name(x)
-    if found == "bool" and name == "bias":
-        raise TypeError("attention: bias must hold numbers to add to the scores; got booleans; those belong in mask=")
-    if found not in shapes.FLOATS and not found.startswith(("int", "uint")):
-        raise TypeError(f"attention: {name} must hold numbers; got {found}")
-    if is_jax(q) and not is_torch(x):
-        from headwise.backends import jax
-
-        x = jax.as_jax(x)
-        jax.check_devices({"q": q, name: x})
-        return x
-    if is_torch(q) and not is_torch(x):
-        torch = sys.modules["torch"]
-        return torch.tensor(x.astype(np.float32) if found == "bfloat16" else x, device=q.device)
-    if is_torch(x) and not is_torch(q):
-        kind = "JAX" if is_jax(q) else "NumPy"
-        raise TypeError(f"attention: {name} must be a {kind} array, as q is; got a torch tensor on {x.device}")
-    if is_torch(x) and x.device != q.device:
-        raise TypeError(f"attention: {name} must be on q's device {q.device}; got {x.device}")
-    return x
-
-
-def _usual_scale(sizes: Sizes) -> Any:
-    # A size is a tensor under torch.jit.trace, whose powers are rounded to fp32.
-    return (int(sizes.D) if is_torch(sizes.D) else sizes.D) ** -0.5
-
-
-def _seed(q: Any) -> Any:
-    """Dropout's seed from the library's global random state."""
-    if is_torch(q):
-        return sys.modules["torch"].randint(0, 2**31, (), device=q.device)
-    return int(np.random.randint(0, 2**31))  # noqa: NPY002 (the global state is what np.random.seed sets)

@@ -111,20 +111,6 @@ def check_broadcast(name: str, shape: tuple[int, ...], sizes: Sizes, op: str = "
         raise ValueError(f"{op}: {name} must broadcast to [B, H, L, S] = {tuple(full)}; got shape {tuple(shape)}")
 
 
-def check_sinks(sinks: Any, sizes: Sizes, op: str = "attention") -> None:
-    """One more logit in the denominator for each query head."""
-    if not is_one_of(sinks.shape, (sizes.H,)):
-        raise ValueError(f"{op}: sinks must have shape [H] with H={sizes.H} (from q); got {_shape(sinks)}")
-
-
-def check_head_gate(gate: Any, sizes: Sizes, op: str = "attention") -> None:
-    """A factor for each head's output, the same for all batch entries or one each."""
-    if not is_one_of(gate.shape, (sizes.H,), (sizes.B, sizes.H)):
-        raise ValueError(
-            f"{op}: head_gate must have shape [H] or [B, H] with B={sizes.B}, H={sizes.H} (from q); got {_shape(gate)}"
-        )
-
-
 def check_number(name: str, x: Any, op: str = "attention", positive: bool = False) -> float:
     """A finite real number, positive where that is the rule."""
     if isinstance(x, bool) or not isinstance(x, numbers.Real):

@@ -9,25 +9,24 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from headwise import checking, indexing, reading, tracing
-from headwise.arrays import in_graph, is_torch, like, to_numpy
+from headwise.arrays import detached, in_graph, is_torch, like, to_numpy
 from headwise.backends.blocks import Block, blocks
-from headwise.backends.packing import has_function
 from headwise.backends.recompute import Recompute, Shown, within
 from headwise.backends.row_sums import RowSums
 from headwise.captured import attributes, bound, captured, given
 from headwise.checking import Check as Check
+from headwise.options import Options
+from headwise.options.dropout import Dropout
+from headwise.options.head_gate import HeadGate
 from headwise.pictures.notebook import weights_html
 from headwise.reading import Reads
-from headwise.scores import Options
 from headwise.shapes import Sizes
 
-ARRAYS = ("bias", "sinks", "head_gate", "seed")  # that options hold
 DENSE_LIMIT = 1 << 26  # values to_dense makes without being told: 256 MB in fp32
 
 
@@ -146,10 +145,8 @@ class Weights:
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which hold the numbers without the graph that they came from."""
         self._unchanged()
-        state = {name: _detached(x) for name, x in self.__dict__.items() if name not in ("_versions", "_source")}
-        options = self._options
-        arrays = {name: _detached(getattr(options, name)) for name in ARRAYS}
-        return state | {"_options": replace(_with_functions(options, given), **arrays)}
+        state = {name: detached(x) for name, x in self.__dict__.items() if name not in ("_versions", "_source")}
+        return state | {"_options": _with_functions(self._options, given).map(detached)}
 
     def __copy__(self) -> Weights:
         return self._copied(lambda x: x)
@@ -159,9 +156,8 @@ class Weights:
 
     def _copied(self, copied: Callable[[Any], Any]) -> Weights:
         """Pickles name functions; copies keep them, over what they referred to in the call."""
-        arrays = {name: _detached(getattr(self._options, name)) for name in ARRAYS}
         found = object.__new__(type(self))
-        found.__setstate__(copied(self.__getstate__() | {"_options": replace(self._options, **arrays)}))
+        found.__setstate__(copied(self.__getstate__() | {"_options": self._options.map(detached)}))
         return found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -283,7 +279,7 @@ class Weights:
         gate = np.ones((sizes.B, sizes.H))
         if options.head_gate is not None:
             gate = np.broadcast_to(to_numpy(options.head_gate), gate.shape)
-        v = None if options.dropout_p else self._v
+        v = self._v if options.dropout is None else None
         chosen = self._batch, self._heads
         cut = [(within(block, chosen), block) for block in self._cut()]
 
@@ -309,10 +305,10 @@ class Weights:
     def _written(self) -> list[tuple[str, int | None]]:
         """How often each array that the weights are recomputed from has been written in place."""
         options = self._options
-        arrays = [("q", self._q), ("k", self._k), ("bias", options.bias), ("sinks", options.sinks)]
+        arrays = [("q", self._q), ("k", self._k), *options.without(HeadGate, Dropout).arrays()]
         if is_torch(self._q) and not in_graph():
             arrays += [] if options.mask is None else options.mask.held()
-            for what, function in _functions(options):
+            for what, function in options.functions():
                 of_function = *captured(function), *attributes(function)
                 arrays += [(f"{what}'s {name}", x) for name, x in of_function]
         return [(name, _version(x)) for name, x in arrays]
@@ -397,29 +393,9 @@ def _meet(cut: slice, chosen: range) -> slice | None:
     return slice(start - chosen.start, stop - chosen.start) if start < stop else None
 
 
-def _functions(options: Options) -> list[tuple[str, Any]]:
-    """score_mod and the mask's functions."""
-    found = [] if options.score_mod is None else [("score_mod", options.score_mod)]
-    if options.mask is not None and has_function(options.mask):
-
-        def note(function: Any) -> Any:
-            found.append(("mask_mod", function))
-            return function
-
-        options.mask.functions(note)
-    return found
-
-
 def _with_functions(options: Options, change: Callable[[Any], Any]) -> Options:
-    """The options with score_mod and the mask's functions changed."""
-    if in_graph() or (options.score_mod is None and not has_function(options.mask)):
-        return options
-    mask = None if options.mask is None else options.mask.functions(change)
-    return replace(options, score_mod=change(options.score_mod), mask=mask)
-
-
-def _detached(x: Any) -> Any:
-    return x.detach() if is_torch(x) else x
+    """The options with the user's functions changed."""
+    return options if in_graph() else options.map_functions(change)
 
 
 def _version(x: Any) -> int | None:

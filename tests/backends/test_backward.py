@@ -1,9 +1,9 @@
 """Gradients worked out block by block, against torch's own through the same operations."""
 
 import pytest
+from problems import options_of
 
 import headwise as hw
-from headwise.scores import Options
 from headwise.shapes import Sizes
 
 torch = pytest.importorskip("torch")
@@ -40,7 +40,7 @@ def given(case, small):
         tensors += [torch.randn(x, dtype=torch.float64) for x in ((1, H, 1, S), (H,), (B, H))]
     tensors = [x.requires_grad_() for x in tensors]
     extra = dict(zip(("bias", "sinks", "head_gate"), tensors[3:], strict=False))
-    return tensors, Options(**({"scale": 0.6} | CASES[case] | extra))
+    return tensors, options_of(**({"scale": 0.6} | CASES[case] | extra))
 
 
 @pytest.mark.parametrize("values", [1 << 18, 1])  # one block; many

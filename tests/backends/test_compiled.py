@@ -5,18 +5,19 @@ leaks.
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
+import problems
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from problems import by_reference, options_of
 
 import headwise as hw
-from headwise import reference
 from headwise.backends import compiled
 from headwise.kernels import llvm
 from headwise.kernels.plan import _plan
-from headwise.scores import Options, keep
 from headwise.shapes import Sizes
 
 TOLERANCE = {"float32": 2e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -57,30 +58,12 @@ def cast(x, dtype):
     return x.astype(pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
 
 
-def exact(q, k, v, o, sizes):
-    grid = np.ix_(*map(np.arange, (sizes.B, sizes.H, sizes.L, sizes.S)))
-    return reference.attention(
-        q,
-        k,
-        v,
-        allowed=True if o.mask is None else o.mask.to_dense(sizes.L, sizes.S, sizes.B, sizes.H),
-        bias=0.0 if o.bias is None else o.bias,
-        scale=o.scale,
-        softcap=o.softcap,
-        sinks=o.sinks,
-        head_gate=1.0 if o.head_gate is None else o.head_gate,
-        score_mod=o.score_mod,
-        kept=keep(o.seed, o.dropout_p, *grid, sizes) if o.dropout_p else True,
-        dropout_p=o.dropout_p,
-    )
-
-
 def hold(q, k, v, o, dtype):
     (B, H, L, D), (_, Hkv, S, Dv) = q.shape, v.shape
     sizes = Sizes(B, H, Hkv, L, S, D, Dv)
     assert compiled.reason(q, k, v, o, sizes) is None
     out, lse = compiled.attention(q, k, v, o, sizes)
-    expected = exact(q, k, v, o, sizes)
+    expected = by_reference(q, k, v, o, sizes)
     assert out.shape == (B, H, L, Dv)
     assert lse.shape == (B, H, L)
     tolerance = TOLERANCE[dtype] * (1 + abs(1 if o.head_gate is None else np.abs(o.head_gate).max()))
@@ -118,7 +101,7 @@ def test_agrees_with_the_reference(data):
     q, k, v = (cast(r.standard_normal(x), dtype) for x in ((B, H, L, D), (B, Hkv, S, D), (B, Hkv, S, Dv)))
     mask = MASKS[data.draw(st.sampled_from(list(MASKS)))](B, H, L, S, r)
     extra = EXTRAS[data.draw(st.sampled_from(list(EXTRAS)))](B, H, L, S, r)
-    hold(q, k, v, Options(**{"scale": D**-0.5, "mask": mask, **extra}), dtype)
+    hold(q, k, v, options_of(**{"scale": D**-0.5, "mask": mask, **extra}), dtype)
 
 
 def arrays(L=31, S=43, H=3, D=7, Dv=5, B=2, seed=0, dtype="float32"):
@@ -135,7 +118,7 @@ def test_every_instruction_set(isa, dtype, L, monkeypatch):
     try:
         q, k, v = arrays(L=L, dtype=dtype)
         r = np.random.default_rng(5)
-        hold(q, k, v, Options(scale=0.3), dtype)
+        hold(q, k, v, options_of(scale=0.3), dtype)
         everything = {
             "mask": hw.causal() & hw.keys(r.random((2, 43)) < 0.7),
             "softcap": 2.0,
@@ -145,7 +128,7 @@ def test_every_instruction_set(isa, dtype, L, monkeypatch):
             q,
             k,
             v,
-            Options(scale=0.3, bias=r.standard_normal((1, 3, L, 43)), dropout_p=0.2, seed=9, **everything),
+            options_of(scale=0.3, bias=r.standard_normal((1, 3, L, 43)), dropout_p=0.2, seed=9, **everything),
             dtype,
         )
     finally:
@@ -156,7 +139,7 @@ def test_every_instruction_set(isa, dtype, L, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_any_strides(dtype):
     q, k, v = arrays(dtype=dtype)
-    o = Options(scale=0.3, mask=hw.causal())
+    o = options_of(scale=0.3, mask=hw.causal())
     expected, _ = hold(q, k, v, o, dtype)
     blhd = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in (q, k, v)]
     assert np.array_equal(hold(*blhd, o, dtype)[0], expected)
@@ -177,9 +160,9 @@ def test_any_strides(dtype):
 def test_heads_of_keys_are_shared():
     q, k, v = arrays(H=6)
     k, v = k[:, :2], v[:, :2]
-    hold(q, k, v, Options(scale=0.3, mask=hw.causal()), "float32")
-    copied = compiled.attention(q, k.repeat(3, 1), v.repeat(3, 1), Options(scale=0.3), Sizes(2, 6, 6, 31, 43, 7, 5))
-    shared = compiled.attention(q, k, v, Options(scale=0.3), Sizes(2, 6, 2, 31, 43, 7, 5))
+    hold(q, k, v, options_of(scale=0.3, mask=hw.causal()), "float32")
+    copied = compiled.attention(q, k.repeat(3, 1), v.repeat(3, 1), options_of(scale=0.3), Sizes(2, 6, 6, 31, 43, 7, 5))
+    shared = compiled.attention(q, k, v, options_of(scale=0.3), Sizes(2, 6, 2, 31, 43, 7, 5))
     assert all(np.array_equal(x, y) for x, y in zip(copied, shared, strict=True))
 
 
@@ -187,7 +170,7 @@ def test_heads_of_keys_are_shared():
 def test_nothing_in_nothing_out(shape):
     B, H, L, S = shape
     q, k, v = np.zeros((B, H, L, 4), "f4"), np.zeros((B, H, S, 4), "f4"), np.zeros((B, H, S, 3), "f4")
-    out, lse = compiled.attention(q, k, v, Options(scale=0.5), Sizes(B, H, H, L, S, 4, 3))
+    out, lse = compiled.attention(q, k, v, options_of(scale=0.5), Sizes(B, H, H, L, S, 4, 3))
     assert out.shape == (B, H, L, 3)
     assert (out == 0).all()
     assert (lse == -np.inf).all()
@@ -195,9 +178,9 @@ def test_nothing_in_nothing_out(shape):
 
 def test_no_width_of_values():
     q, k, v = arrays(Dv=5)
-    out, lse = compiled.attention(q, k, v[..., :0], Options(scale=0.3), Sizes(2, 3, 3, 31, 43, 7, 0))
+    out, lse = compiled.attention(q, k, v[..., :0], options_of(scale=0.3), Sizes(2, 3, 3, 31, 43, 7, 0))
     assert out.shape == (2, 3, 31, 0)
-    assert np.abs(lse - exact(q, k, v, Options(scale=0.3), Sizes(2, 3, 3, 31, 43, 7, 5)).lse).max() < 2e-6
+    assert np.abs(lse - by_reference(q, k, v, options_of(scale=0.3), Sizes(2, 3, 3, 31, 43, 7, 5)).lse).max() < 2e-6
 
 
 @pytest.mark.parametrize("L", [1, 31])
@@ -205,11 +188,13 @@ def test_no_width_of_values():
 def test_huge_scores_do_not_overflow(L, size):
     q, k, v = arrays(L=L)
     bias = np.where(np.arange(43) % 3 == 0, size, -size).astype(np.float32)
-    out, lse = compiled.attention(q, k, v, Options(scale=0.3, bias=bias[None, None, None]), Sizes(2, 3, 3, L, 43, 7, 5))
+    out, lse = compiled.attention(
+        q, k, v, options_of(scale=0.3, bias=bias[None, None, None]), Sizes(2, 3, 3, L, 43, 7, 5)
+    )
     assert np.isfinite(out).all()
     assert np.abs(out - v[:, :, bias > 0].mean(2, keepdims=True)).max() < 2e-6
     assert np.abs(lse / 1e30 - abs(size) / 1e30).max() < 1e-3 * abs(size) / 1e30
-    big, _ = compiled.attention(q * 1e15, k * 1e15, v, Options(scale=0.3), Sizes(2, 3, 3, L, 43, 7, 5))
+    big, _ = compiled.attention(q * 1e15, k * 1e15, v, options_of(scale=0.3), Sizes(2, 3, 3, L, 43, 7, 5))
     best = (q.astype("f8") @ k.astype("f8").swapaxes(2, 3)).argmax(3)
     assert np.array_equal(big, np.take_along_axis(v, best[..., None], 2))
 
@@ -225,8 +210,8 @@ def test_a_scale_at_either_end_of_the_numbers(scale, dtype, L):
     r, size = np.random.default_rng(0), 5e-20 if scale > 1 else 1.0
     q, k = (cast(r.standard_normal((2, 3, n, 7)) * size, dtype) for n in (L, 43))
     v = cast(r.standard_normal((2, 3, 43, 5)), dtype)
-    hold(q, k, v, Options(scale=scale), dtype)
-    hold(q, k, v, Options(scale=scale, mask=hw.causal(-1) & hw.key_lengths([41, 2])), dtype)
+    hold(q, k, v, options_of(scale=scale), dtype)
+    hold(q, k, v, options_of(scale=scale, mask=hw.causal(-1) & hw.key_lengths([41, 2])), dtype)
 
 
 @pytest.mark.parametrize("L", [1, 31])
@@ -235,8 +220,8 @@ def test_large_scores_keep_their_digits(L, size):
     """At most twice the error of the plain formula in fp32, plus a rounding."""
     q, k, v = arrays(L=L, D=64, S=301, Dv=32)
     q = q * np.float32(size)
-    o, sizes = Options(scale=64**-0.5), Sizes(2, 3, 3, L, 301, 64, 32)
-    expected = exact(q, k, v, o, sizes).out
+    o, sizes = options_of(scale=64**-0.5), Sizes(2, 3, 3, L, 301, 64, 32)
+    expected = by_reference(q, k, v, o, sizes).out
     out, _ = compiled.attention(q, k, v, o, sizes)
     s = q @ k.swapaxes(2, 3) * np.float32(o.scale)
     p = np.exp(s - s.max(3, keepdims=True))
@@ -251,7 +236,7 @@ def test_what_is_masked_leaks_into_nothing(L, dtype, bad):
     q, k, v = arrays(L=L, dtype=dtype)
     rows = np.random.default_rng(1).random((L, 43)) < 0.5
     rows[:, 7] = False
-    o, sizes = Options(scale=0.3, mask=hw.dense(rows)), Sizes(2, 3, 3, L, 43, 7, 5)
+    o, sizes = options_of(scale=0.3, mask=hw.dense(rows)), Sizes(2, 3, 3, L, 43, 7, 5)
     v[:, :, 7], k[:, :, 7] = bad, bad
     out, lse = hold(q, k, v, o, dtype)
     v[0, 0, 11] = bad  # seen by some
@@ -265,9 +250,9 @@ def test_what_is_masked_leaks_into_nothing(L, dtype, bad):
 
 def test_a_nan_in_one_query_stays_there():
     q, k, v = arrays()
-    clean, _ = compiled.attention(q, k, v, Options(scale=0.3), Sizes(2, 3, 3, 31, 43, 7, 5))
+    clean, _ = compiled.attention(q, k, v, options_of(scale=0.3), Sizes(2, 3, 3, 31, 43, 7, 5))
     q[1, 2, 3] = np.nan
-    out, _ = compiled.attention(q, k, v, Options(scale=0.3), Sizes(2, 3, 3, 31, 43, 7, 5))
+    out, _ = compiled.attention(q, k, v, options_of(scale=0.3), Sizes(2, 3, 3, 31, 43, 7, 5))
     assert np.isnan(out[1, 2, 3]).all()
     out[1, 2, 3] = clean[1, 2, 3]
     assert np.array_equal(out, clean)
@@ -276,9 +261,9 @@ def test_a_nan_in_one_query_stays_there():
 def test_a_rule_that_grows_compiles_once():
     q, k, v = arrays(L=1)
     for n in range(3, 9):
-        hold(q, k, v, Options(scale=0.3, mask=hw.causal(n) & hw.key_lengths(n)), "float32")
+        hold(q, k, v, options_of(scale=0.3, mask=hw.causal(n) & hw.key_lengths(n)), "float32")
     before = _plan.cache_info().currsize
-    hold(q, k, v, Options(scale=0.3, mask=hw.causal(9) & hw.key_lengths(9)), "float32")
+    hold(q, k, v, options_of(scale=0.3, mask=hw.causal(9) & hw.key_lengths(9)), "float32")
     assert _plan.cache_info().currsize == before
 
 
@@ -287,7 +272,7 @@ import ctypes, mmap, sys
 import numpy as np
 import headwise as hw
 from headwise.backends import compiled
-from headwise.scores import Options
+from problems import options_of
 from headwise.shapes import Sizes
 libc = ctypes.CDLL(None, use_errno=True)
 kept = []
@@ -316,7 +301,7 @@ for dtype in ("float32", "float64", "float16"):
             {"score_mod": (lambda t: lambda s, b, h, i, j: s + t[h, np.clip(j - i, -3, 2)])(
             guarded(r.standard_normal((H, 3))))},
         ):
-            compiled.attention(q, k, v, Options(scale=.3, **o), Sizes(B, H, H, L, S, D, Dv))
+            compiled.attention(q, k, v, options_of(scale=.3, **o), Sizes(B, H, H, L, S, D, Dv))
 print("untouched")
 import os; os._exit(0)
 """
@@ -324,8 +309,13 @@ import os; os._exit(0)
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs mprotect")
 def test_buffers_that_end_at_an_unreadable_page():
+    paths = [
+        *map(str, (Path(hw.__file__).parents[1], Path(problems.__file__).parent)),
+        os.environ.get("PYTHONPATH", ""),
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
-        [sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=300, check=False, env={**os.environ}
+        [sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=300, check=False, env=environment
     )
     assert done.stdout == "untouched\n", done.stderr[-2000:]
 
@@ -340,14 +330,14 @@ def test_windows_and_offsets_of_any_size(L):
         hw.causal(np.array([-(10**12), 2**35])),
         hw.window(2, 1, offset=np.array([7, 2**40])),
     ):
-        hold(q, k, v, Options(scale=0.3, mask=mask), "float32")
+        hold(q, k, v, options_of(scale=0.3, mask=mask), "float32")
 
 
 def test_a_score_function_that_returns_no_scores_is_refused():
     q, k, v = arrays()
     sizes = Sizes(2, 3, 3, 31, 43, 7, 5)
     with pytest.raises(TypeError, match="score_mod must return numbers; got bool; masks belong in mask="):
-        compiled.attention(q, k, v, Options(0.3, score_mod=lambda s, b, h, i, j: i > j), sizes)
+        compiled.attention(q, k, v, options_of(0.3, score_mod=lambda s, b, h, i, j: i > j), sizes)
 
 
 def test_integers_that_need_more_than_32_bits_are_refused():
@@ -355,9 +345,9 @@ def test_integers_that_need_more_than_32_bits_are_refused():
     sizes = Sizes(2, 3, 3, 31, 43, 7, 5)
     ids = np.arange(43) + 2**40
     with pytest.raises(TypeError, match="mask_mod: an integer of the function may be as large as 1099511627818, which"):
-        compiled.attention(q, k, v, Options(0.3, hw.mask_mod(lambda b, h, i, j: ids[j] % 2 == 0)), sizes)
+        compiled.attention(q, k, v, options_of(0.3, hw.mask_mod(lambda b, h, i, j: ids[j] % 2 == 0)), sizes)
     with pytest.raises(TypeError, match="mask_mod: the integer 2147483648, which needs more than 32 bits, cannot be"):
-        compiled.attention(q, k, v, Options(0.3, hw.mask_mod(lambda b, h, i, j: i < 2**31)), sizes)
+        compiled.attention(q, k, v, options_of(0.3, hw.mask_mod(lambda b, h, i, j: i < 2**31)), sizes)
 
 
 def test_an_index_that_does_not_fit_an_array_is_named():
@@ -367,7 +357,7 @@ def test_an_index_that_does_not_fit_an_array_is_named():
         IndexError, match=r"score_mod: index h must fit axis 0 of an array of shape \(2,\); it needs 3 entries, got 2"
     ):
         compiled.attention(
-            q, k, v, Options(scale=0.3, score_mod=lambda s, b, h, i, j: s * slopes[h]), Sizes(2, 3, 3, 31, 43, 7, 5)
+            q, k, v, options_of(scale=0.3, score_mod=lambda s, b, h, i, j: s * slopes[h]), Sizes(2, 3, 3, 31, 43, 7, 5)
         )
 
 
@@ -377,8 +367,8 @@ def test_lse_of_a_long_row_keeps_its_digits(L):
     S, D = 65537, 16
     q, k, v = (rng.standard_normal((1, 1, n, D)).astype(np.float32) for n in (L, S, S))
     sizes = Sizes(1, 1, 1, L, S, D, D)
-    _, lse = compiled.attention(q, k, v, Options(scale=0.25), sizes)
-    _, right = compiled.attention(*(x.astype(np.float64) for x in (q, k, v)), Options(scale=0.25), sizes)
+    _, lse = compiled.attention(q, k, v, options_of(scale=0.25), sizes)
+    _, right = compiled.attention(*(x.astype(np.float64) for x in (q, k, v)), options_of(scale=0.25), sizes)
     s = (q[0, 0] @ k[0, 0].T) * np.float32(0.25)
     plain = s.max(1) + np.log(np.exp(s - s.max(1, keepdims=True)).sum(1))
     assert np.abs(lse - right).max() <= 2 * np.abs(plain - right).max() + 2**-21

@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
+from problems import options_of
 
 import headwise as hw
-from headwise.scores import Options
 from headwise.shapes import Sizes
 
 torch = pytest.importorskip("torch")
 from headwise.backends import compiled_backward, gradients  # noqa: E402
 from headwise.backends import torch as plain  # noqa: E402
-from headwise.expressions.nodes import SCORE, I, J  # noqa: E402
 
 SIZES = Sizes(2, 6, 3, 13, 17, 5, 7)
 B, H, Hkv, L, S, D, Dv = SIZES
@@ -25,6 +24,12 @@ CASES = {
     "bias": {"bias": FIXED, "mask": hw.window(3, 2)},
     "alibi": {"score_mod": lambda s, b, h, i, j: s - SLOPES[h] * abs(i - j)},
     "a bias and a function": {"bias": FIXED, "score_mod": lambda s, b, h, i, j: 2.0 * j + s},
+    "softcap": {"softcap": 2.0},
+    "a softcap and a bias": {"softcap": 0.7, "bias": FIXED, "mask": hw.causal()},
+    "a function that multiplies": {"score_mod": lambda s, b, h, i, j: s * 2.0 + j},
+    "a function of the score": {"score_mod": lambda s, b, h, i, j: torch.sigmoid(s) * s + SLOPES[h] * abs(s)},
+    "a softcap and a function": {"softcap": 1.5, "score_mod": lambda s, b, h, i, j: torch.where(i > j, s * s, 0.5 * s)},
+    "a function that looks at no score": {"score_mod": lambda s, b, h, i, j: 0.25 * (i - j)},
     "dropout": {"dropout_p": 0.4, "seed": 5, "mask": hw.causal()},
     "all dropped": {"dropout_p": 1.0, "seed": 5},
 }
@@ -63,7 +68,7 @@ def agree(tensors, options, tolerance):
     wide = [x.detach().double().requires_grad_() for x in tensors]
     results = []
     for f, (q, k, v, *rest) in ((gradients.attention, tensors), (plain.attention, wide)):
-        o = Options(**options, **dict(zip(("sinks", "head_gate"), rest, strict=False)))
+        o = options_of(**options, **dict(zip(("sinks", "head_gate"), rest, strict=False)))
         results.append(f(q, k, v, o, SIZES))
     torch.manual_seed(1)
     dout, dlse = (torch.randn(x.shape).to(x.dtype) for x in results[0])
@@ -107,7 +112,7 @@ def test_rows_of_weights_sum_to_1_in_gradients_at_large_scores(length, kernels_o
     torch.manual_seed(3)
     q, k, v = (torch.randn(1, 2, n, 64) * 30 for n in (length, 300, 300))
     v.requires_grad_()
-    out, _ = gradients.attention(q, k, v, Options(scale=1.0), Sizes(1, 2, 2, length, 300, 64, 64))
+    out, _ = gradients.attention(q, k, v, options_of(scale=1.0), Sizes(1, 2, 2, length, 300, 64, 64))
     (dv,) = torch.autograd.grad(out, v, torch.ones_like(out))
     np.testing.assert_allclose(dv.sum(2).numpy(), length, rtol=3e-6)
 
@@ -120,19 +125,6 @@ def test_strides_as_they_come_and_a_scale_below_0(kernels_only):
 @pytest.mark.parametrize("scale", [0.0, 1e-46, -1e-46])
 def test_a_scale_that_leaves_nothing_of_the_scores(scale, kernels_only):
     agree(given(torch.float32), {"scale": scale, "mask": hw.causal()}, 3e-5)
-
-
-TORCH_GIVES = {
-    "softcap": {"softcap": 2.0},
-    "a function that multiplies": {"score_mod": lambda s, b, h, i, j: s * 2.0 + j},
-    "a function that looks at no score": {"score_mod": lambda s, b, h, i, j: 0.25 * (i - j)},
-}
-
-
-@pytest.mark.parametrize("case", TORCH_GIVES)
-def test_what_the_kernels_leave_to_torch(case, taken):
-    agree(given(), {"scale": 0.6, **TORCH_GIVES[case]}, 1e-11)
-    assert taken == [False]
 
 
 def test_a_bias_that_learns_and_a_hidden_nan_are_left_to_torch(taken):
@@ -174,21 +166,6 @@ def test_in_a_compiled_graph(kernels_only):
     right = torch.autograd.grad(hw.attention(q, k, v, mask=hw.causal()).square().sum(), (q, k, v))
     for x, y in zip(found, right, strict=True):
         torch.testing.assert_close(x, y)
-
-
-@pytest.mark.parametrize(
-    ("tree", "only"),
-    [
-        (SCORE, True),
-        (("subtract", ("add", I, SCORE), J), True),
-        (("subtract", J, SCORE), False),
-        (("add", SCORE, SCORE), False),
-        (("multiply", SCORE, J), False),
-        (("add", I, J), False),
-    ],
-)
-def test_what_only_adds(tree, only):
-    assert compiled_backward.adds(tree) is only
 
 
 def leaves(dtype=torch.float64):
@@ -263,7 +240,7 @@ def test_heads_of_a_group_apart(grouped, kernels_only):
     torch.manual_seed(0)
     shapes = ((1, heads, 13, 5), (1, key_heads, 17, 5), (1, key_heads, 17, 7))
     given = [torch.randn(x, dtype=torch.float64).requires_grad_() for x in shapes]
-    o = Options(0.6, hw.causal())
+    o = options_of(0.6, hw.causal())
     found, right = (
         torch.autograd.grad(f(*given, o, sizes)[0].square().sum(), given)
         for f in (gradients.attention, plain.attention)

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from problems import options_of
 
 import headwise as hw
 from headwise.backends import compiled
-from headwise.scores import Options
 from headwise.shapes import Sizes
 
 torch = pytest.importorskip("torch")
@@ -23,10 +23,10 @@ def test_the_same_bits_as_numpy(dtype):
     q, k, v = tensors(dtype)
     valid = torch.rand(2, 43) < 0.8
     mask = hw.causal() & hw.keys(valid)
-    o = Options(scale=0.3, mask=mask, bias=torch.randn(1, 4, 31, 43), sinks=torch.randn(4))
+    o = options_of(scale=0.3, mask=mask, bias=torch.randn(1, 4, 31, 43), sinks=torch.randn(4))
     out, lse = compiled.attention(q, k, v, o, SIZES)
-    n = Options(
-        scale=0.3, mask=hw.causal() & hw.keys(valid.numpy()), bias=o.bias.numpy(), sinks=o.sinks.numpy()
+    n = options_of(
+        scale=0.3, mask=hw.causal() & hw.keys(valid.numpy()), bias=o.arrays()[0][1].numpy(), sinks=o.sinks.numpy()
     )
     expected = compiled.attention(q.numpy(), k.numpy(), v.numpy(), n, SIZES)
     assert out.dtype == dtype
@@ -36,19 +36,21 @@ def test_the_same_bits_as_numpy(dtype):
 
 def test_bfloat16_and_any_strides():
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(torch.bfloat16))
-    out, _ = compiled.attention(q, k, v, Options(scale=0.3), SIZES)
+    out, _ = compiled.attention(q, k, v, options_of(scale=0.3), SIZES)
     exact = torch.nn.functional.scaled_dot_product_attention(
         q.double(), *(x.double().repeat_interleave(2, 1) for x in (k, v)), scale=0.3
     )
     assert (out.double() - exact).abs().max() < 1.6e-2
     wide = [torch.stack([x, x], -1)[..., 0] for x in (q, k, v)]  # the last axis has stride 2
-    assert torch.equal(compiled.attention(*wide, Options(scale=0.3), SIZES)[0], out)
+    assert torch.equal(compiled.attention(*wide, options_of(scale=0.3), SIZES)[0], out)
 
 
 def test_a_score_function_written_for_torch():
     q, k, v = tensors()
     slopes = torch.rand(4)
-    o = Options(scale=0.3, score_mod=lambda s, b, h, i, j: torch.where(i > j, s - slopes[h] * (i - j), torch.tanh(s)))
+    o = options_of(
+        scale=0.3, score_mod=lambda s, b, h, i, j: torch.where(i > j, s - slopes[h] * (i - j), torch.tanh(s))
+    )
     out, _ = compiled.attention(q, k, v, o, SIZES)
     from headwise.backends import torch as plain
 
@@ -56,7 +58,7 @@ def test_a_score_function_written_for_torch():
 
 
 def why(q, k, v, **options):
-    return compiled.reason(q, k, v, Options(scale=0.3, **options), SIZES)
+    return compiled.reason(q, k, v, options_of(scale=0.3, **options), SIZES)
 
 
 @pytest.mark.filterwarnings(
@@ -88,9 +90,9 @@ def test_says_why_it_cannot():
 
 def test_parameters_and_views_that_negate():
     q, k, v = tensors()
-    out, _ = compiled.attention(q, k, v, Options(scale=0.3), SIZES)
+    out, _ = compiled.attention(q, k, v, options_of(scale=0.3), SIZES)
     with torch.no_grad():
-        found, _ = compiled.attention(torch.nn.Parameter(q), k, v, Options(scale=0.3), SIZES)
+        found, _ = compiled.attention(torch.nn.Parameter(q), k, v, options_of(scale=0.3), SIZES)
     assert torch.equal(found, out)
     negative = torch._neg_view(-q)
-    assert torch.equal(compiled.attention(negative, k, v, Options(scale=0.3), SIZES)[0], out)
+    assert torch.equal(compiled.attention(negative, k, v, options_of(scale=0.3), SIZES)[0], out)

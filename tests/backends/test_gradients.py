@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from problems import options_of
 
 import headwise as hw
-from headwise.scores import Options
 from headwise.shapes import Sizes
 
 torch = pytest.importorskip("torch")
@@ -21,7 +21,7 @@ def inputs():
 
 
 def options(bias, sinks, gate):
-    return Options(0.7, hw.causal(), bias, 3.0, None, sinks, gate)
+    return options_of(0.7, hw.causal(), bias, 3.0, None, sinks, gate)
 
 
 def test_the_same_bits_as_without_gradients():
@@ -41,7 +41,7 @@ def test_gradients_and_their_gradients():
     small = [q[:1, :2, :2], k[:1, :1, :3], v[:1, :1, :3]]
     small = [x.detach().requires_grad_() for x in small]
     sizes = Sizes(1, 2, 1, 2, 3, 3, 2)
-    assert torch.autograd.gradgradcheck(lambda q, k, v: gradients.attention(q, k, v, Options(0.7), sizes)[0], small)
+    assert torch.autograd.gradgradcheck(lambda q, k, v: gradients.attention(q, k, v, options_of(0.7), sizes)[0], small)
 
 
 def test_only_what_is_asked_for():

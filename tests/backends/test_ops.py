@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from problems import options_of
 
 import headwise as hw
-from headwise.scores import Options
 from headwise.shapes import Sizes
 
 torch = pytest.importorskip("torch")
@@ -35,7 +35,7 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_a_mask_survives_the_journey(name):
     q, k, v = tensors()
-    o = Options(0.3, MASKS[name], torch.randn(1, 4, 13, 17), 2.0, None, torch.randn(4), torch.rand(2, 4))
+    o = options_of(0.3, MASKS[name], torch.randn(1, 4, 13, 17), 2.0, None, torch.randn(4), torch.rand(2, 4))
     assert ops.takes(q, k, v, o) is None
     for x, y in zip(ops.attention(q, k, v, o, SIZES), compiled.attention(q, k, v, o, SIZES), strict=True):
         assert torch.equal(x, y)
@@ -43,23 +43,14 @@ def test_a_mask_survives_the_journey(name):
 
 def test_torchs_own_checks_of_an_operator():
     q, k, v = tensors()
-    args = (
-        q,
-        k,
-        v,
-        torch.randn(1, 4, 13, 17),
-        torch.randn(4),
-        None,
-        [torch.tensor([9, 17])],
-        None,
-        "lengths a0",
-        [],
-        0.3,
-        0.0,
-        0.0,
+    o = options_of(
+        0.3, hw.key_lengths(torch.tensor([9, 17])), torch.randn(1, 4, 13, 17), sinks=torch.randn(4), softcap=2.0
     )
+    arrays, text, integers, reals = o.flatten()
+    args = (q, k, v, arrays, text, integers, 0.3, reals)
     torch.library.opcheck(ops.attention_operator, args)
-    learning = [x.clone().requires_grad_() if isinstance(x, torch.Tensor) else x for x in args]
+    *some, lengths = (x.clone().requires_grad_() if x.is_floating_point() else x for x in (q, k, v, *arrays))
+    learning = (*some[:3], [*some[3:], lengths], *args[4:])
     torch.library.opcheck(ops.attention_operator, learning)
 
 
@@ -148,7 +139,7 @@ def test_a_compiled_transform(transform):
 
 def run(q, k, v):
     sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
-    return ops.attention(q, k, v, Options(0.3, hw.causal() & hw.window(left=5)), sizes)[0] * 2
+    return ops.attention(q, k, v, options_of(0.3, hw.causal() & hw.window(left=5)), sizes)[0] * 2
 
 
 def test_a_compiled_graph_without_breaks():
@@ -196,7 +187,7 @@ def test_vmap_over_queries_and_bias():
     many, bias = torch.stack([q, 2 * q, -q]), torch.randn(3, 1, 1, 13, 17)
 
     def one(q, bias):
-        return ops.attention(q, k, v, Options(0.3, None, bias), SIZES)[0]
+        return ops.attention(q, k, v, options_of(0.3, None, bias), SIZES)[0]
 
     found = torch.func.vmap(one)(many, bias)
     expected = torch.stack([one(x, y) for x, y in zip(many, bias, strict=True)])
@@ -206,15 +197,15 @@ def test_vmap_over_queries_and_bias():
 def test_says_what_does_not_pass():
     q, k, v = tensors()
     functions = "score_mod and mask_mod do not pass through an operator"
-    assert ops.takes(q, k, v, Options(0.3, score_mod=lambda s, b, h, i, j: s)) == functions
-    assert ops.takes(q, k, v, Options(0.3, mask=hw.causal() & ~hw.mask_mod(lambda b, h, i, j: i == j))) == functions
-    assert ops.takes(q.clone().requires_grad_(), k, v, Options(0.3, dropout_p=0.1, seed=1)) is None
-    assert ops.takes(q.to("meta"), k, v, Options(0.3)) == "the tensors are not on the CPU"
+    assert ops.takes(q, k, v, options_of(0.3, score_mod=lambda s, b, h, i, j: s)) == functions
+    assert ops.takes(q, k, v, options_of(0.3, mask=hw.causal() & ~hw.mask_mod(lambda b, h, i, j: i == j))) == functions
+    assert ops.takes(q.clone().requires_grad_(), k, v, options_of(0.3, dropout_p=0.1, seed=1)) is None
+    assert ops.takes(q.to("meta"), k, v, options_of(0.3)) == "the tensors are not on the CPU"
 
 
 def test_agrees_with_torch_operations():
     q, k, v = tensors()
-    o = Options(0.3, hw.causal(), None, 3.0)
+    o = options_of(0.3, hw.causal(), None, 3.0)
     assert (ops.attention(q, k, v, o, SIZES)[0] - plain.attention(q, k, v, o, SIZES)[0]).abs().max() < 2e-6
 
 

@@ -12,34 +12,9 @@ import pytest
 from problems import qkv, small_blocks
 
 import headwise as hw
-from headwise import reference
-from headwise.backends import plain
-from headwise.backends.blocks import Block
-from headwise.scores import Options
 from headwise.shapes import Sizes
 
 N = Sizes(2, 6, 3, 5, 7, 11, 13)
-OPTIONS = Options(
-    0.5, hw.causal(), np.random.default_rng(0).normal(size=(1, 6, 1, 7)), 2.0, lambda s, b, h, i, j: s - j
-)
-
-
-def test_scores_of_a_block_and_of_single_places_are_the_reference_s() -> None:
-    q, k, v = qkv(N)
-    right = reference.attention(
-        q, k, v, scale=0.5, allowed=hw.causal().to_dense(5, 7), bias=OPTIONS.bias, softcap=2.0,
-        score_mod=lambda s, b, h, i, j: s - j,
-    ).scores  # fmt: skip
-    block = Block(slice(1, 2), slice(2, 6), slice(1, 4), slice(2, 7))
-    np.testing.assert_allclose(plain.score_block(q, k, block, OPTIONS, N), right[block], rtol=1e-12)
-    rng = np.random.default_rng(1)
-    at = tuple(rng.integers(0, n, 29) for n in right.shape)
-    np.testing.assert_allclose(plain.score_points(q, k, at, OPTIONS, N), right[at], rtol=1e-12)
-
-
-def test_the_working_dtype() -> None:
-    found = {dtype: plain.work_dtype(np.zeros(1, dtype)).name for dtype in ("f2", "f4", "f8", "i4", "u1")}
-    assert found == {"f2": "float32", "f4": "float32", "f8": "float64", "i4": "float64", "u1": "float64"}
 
 
 @pytest.mark.parametrize("x", [np.s_[::-1], np.s_[..., ::-1], np.s_[:, ::-1, ::-1]])

@@ -12,7 +12,7 @@ from headwise.kernels import llvm, masking
 from headwise.kernels.interpret import Interpreter, Memory
 from headwise.kernels.plan import Common, Launch, Problem, decodes, decoding, forwarding, scaled_at_once
 from headwise.kernels.tile import GEOMETRIES, Geometry
-from headwise.scores import Options
+from headwise.options import Options
 from headwise.shapes import Sizes
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from problems import options_of
 
 import headwise as hw
 from headwise.backends import compiled
@@ -10,7 +11,6 @@ from headwise.kernels.backward_plan import BackwardPass
 from headwise.kernels.interpret import Interpreter, Memory
 from headwise.kernels.plan import Problem, scaled_at_once
 from headwise.kernels.tile import GEOMETRIES
-from headwise.scores import Options
 from headwise.shapes import Sizes
 
 torch = pytest.importorskip("torch")
@@ -41,7 +41,7 @@ class Case:
     """A problem, and its gradients by torch in float64."""
 
     def __init__(self, sizes, name, dtype):
-        self.sizes, self.options = sizes, Options(scale=0.4, **OPTIONS[name](sizes))
+        self.sizes, self.options = sizes, options_of(scale=0.4, **OPTIONS[name](sizes))
         B, H, Hkv, L, S, D, Dv = sizes
         rng = np.random.default_rng(1)
         shapes = ((B, H, L, D), (B, Hkv, S, D), (B, Hkv, S, Dv), (B, H, L, Dv), (B, H, L))

@@ -88,11 +88,12 @@ def test_ids_of_any_size_become_small_ones():
 
 @pytest.mark.parametrize("value", [True, False])
 def test_a_mask_function_may_return_a_constant(value):
+    from problems import options_of
+
     from headwise.backends import compiled
-    from headwise.scores import Options
 
     q = np.ones((1, 1, 3, 4), np.float32)
     out, _ = compiled.attention(
-        q, q, q, Options(0.5, hw.mask_mod(lambda b, h, i, j: value)), Sizes(1, 1, 1, 3, 3, 4, 4)
+        q, q, q, options_of(0.5, hw.mask_mod(lambda b, h, i, j: value)), Sizes(1, 1, 1, 3, 3, 4, 4)
     )
     assert (out == float(value)).all()

@@ -5,12 +5,11 @@ the reference.
 import numpy as np
 import pytest
 from mask_cases import mask
+from problems import by_reference, options_of
 
 import headwise as hw
-from headwise import reference
 from headwise.kernels import forward
 from headwise.kernels.tile import GEOMETRIES, SUM
-from headwise.scores import Options, keep
 from headwise.shapes import Sizes
 
 SIZES = {  # B, H, Hkv, L, S, D, Dv
@@ -58,23 +57,8 @@ def case(sizes, dtype, name):
     if dtype == "bfloat16":
         dtype = pytest.importorskip("ml_dtypes").bfloat16
     q, k, v = (rng.standard_normal(x).astype(dtype) for x in ((B, H, L, D), (B, Hkv, S, D), (B, Hkv, S, Dv)))
-    o = Options(scale=D**-0.5, **options(name, B, H, L, S, rng))
-    kept = True
-    if o.dropout_p:
-        kept = keep(o.seed, o.dropout_p, *np.ix_(*map(np.arange, (B, H, L, S))), Sizes(*sizes))
-    expected = reference.attention(
-        q,
-        k,
-        v,
-        allowed=True if o.mask is None else o.mask.to_dense(L, S, B, H),
-        bias=0.0 if o.bias is None else o.bias,
-        softcap=o.softcap,
-        sinks=o.sinks,
-        head_gate=1.0 if o.head_gate is None else o.head_gate,
-        score_mod=o.score_mod,
-        kept=kept,
-        dropout_p=o.dropout_p,
-    )
+    o = options_of(scale=D**-0.5, **options(name, B, H, L, S, rng))
+    expected = by_reference(q, k, v, o, Sizes(*sizes))
     return (q, k, v, o), expected
 
 
@@ -144,7 +128,7 @@ def test_many_blocks_of_keys_are_joined(interpreted, name):
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_hidden_values_that_are_not_finite_are_left_out_and_seen_ones_are_not(interpreted, sizes, dtype, isa):
     (q, k, v, o), _ = case(sizes, dtype, "causal")
-    hidden = Options(scale=o.scale, mask=hw.keys(np.arange(v.shape[2])[None] % 5 != 1) & o.mask)
+    hidden = options_of(scale=o.scale, mask=hw.keys(np.arange(v.shape[2])[None] % 5 != 1) & o.mask)
     v[:, :, 1::5], k[:, :, 1::5] = np.nan, np.inf
     out, lse = interpreted(q, k, v, hidden, GEOMETRIES[isa])
     assert np.isfinite(out.astype(np.float32)).all()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from problems import options_of
 from read_cases import OPTIONS, TOLERANCE, case, row_sums
 
 import headwise as hw
@@ -12,7 +13,6 @@ from headwise.kernels.interpret import Interpreter, Memory
 from headwise.kernels.plan import Problem
 from headwise.kernels.reads_plan import Pass, Rows, Sums, Wanted, nothing
 from headwise.kernels.tile import GEOMETRIES
-from headwise.scores import Options
 
 SIZES = {  # B, H, Hkv, L, S, D
     "several blocks": (2, 2, 1, 29, 37, 7),
@@ -176,7 +176,7 @@ def test_some_batch_entries_and_heads():
 def test_a_hidden_key_that_is_not_a_number_is_in_no_sum():
     c = case((1, 2, 2, 29, 37, 7), "float32", "plain")
     valid = np.arange(37)[None] % 5 != 1
-    hidden = Options(scale=c.options.scale, mask=hw.keys(valid) & hw.causal())
+    hidden = options_of(scale=c.options.scale, mask=hw.keys(valid) & hw.causal())
     found = []
     for bad in (0, np.nan, np.inf):
         c.k[:, :, ~valid[0]] = bad

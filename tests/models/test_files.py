@@ -300,6 +300,14 @@ def array(name: str, x: Any) -> Any:
     return change
 
 
+def sinks(x: Any) -> Any:
+    def change(said: Any, arrays: Any) -> None:
+        (at,) = (fields[0]["array"] for name, *fields in first(said)["options"] if name == "sinks")
+        arrays[at] = x(arrays[at])
+
+    return change
+
+
 def ids(x: Any) -> Any:
     def change(said: Any, arrays: Any) -> None:
         arrays[first(said)["text"]["ids"]] = x(arrays[first(said)["text"]["ids"]])
@@ -307,20 +315,29 @@ def ids(x: Any) -> Any:
     return change
 
 
-def test_a_file_of_the_first_version(run: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_an_older_version(version: int, run: Path) -> None:
     def older(said: Any, arrays: Any) -> None:
-        said["version"] = 1
+        said["version"] = version
         for layer in said["parts"][0]["layers"].values():
             for call in layer:
-                call["arrays"]["ids"] = call.pop("text")["ids"]
+                given = {name: fields[0] for name, *fields in call.pop("options")}
+                call |= {"softcap": given.get("softcap", 3.0), "dropout": given.get("dropout_p", 0.0)}
+                call["arrays"] |= {name: given.get(name, {"array": None})["array"] for name in ("bias", "sinks")}
+                if version == 1:
+                    call["arrays"]["ids"] = call.pop("text")["ids"]
 
     before = hw.open(run)
     rewritten(run, older)
-    assert torch.equal(hw.open(run).main.key_ids, before.main.key_ids)
+    again = hw.open(run)
+    assert torch.equal(again.main.key_ids, before.main.key_ids)
+    old, new = (x.main.call(0).weights()._options for x in (again, before))
+    assert torch.equal(old.sinks, new.sinks)
+    assert [option.argument for option in old.there] == ["softcap", *(option.argument for option in new.there)]
 
 
 BROKEN = {
-    "version": (lambda said, arrays: said.update(version=3), "its version is 3, this headwise reads 1 and 2"),
+    "version": (lambda said, arrays: said.update(version=4), "its version is 4, this headwise reads 1 to 3"),
     "no parts": (lambda said, arrays: said.pop("parts") and None, "'parts' is missing"),
     "a list": (lambda said, arrays: [1], "list indices must be integers"),
     "no q": (lambda said, arrays: first(said)["arrays"].update(q=None), "a call lacks q, k, v, out or lse"),
@@ -331,8 +348,13 @@ BROKEN = {
     "short lse": (array("lse", lambda x: x[:, :, 1:]), "lse is torch.float32 .*, which does not go with q"),
     "integers": (array("q", lambda x: x.int()), "q must be float16"),
     "half lse": (array("lse", lambda x: x.half()), "lse is torch.float16"),
-    "sinks": (array("sinks", lambda x: x[1:]), r"sinks must have shape \[H\] with H=6"),
-    "sinks in integers": (array("sinks", lambda x: x.int()), "the sinks are torch.int32"),
+    "sinks": (sinks(lambda x: x[1:]), r"sinks must have shape \[H\] with H=6"),
+    "sinks in integers": (sinks(lambda x: x.int()), "sinks is torch.int32"),
+    "an option of the future": (lambda said, arrays: first(said).update(options=[["wit", 1]]), "'wit' .* is no option"),
+    "a softcap of nothing": (
+        lambda said, arrays: first(said).update(options=[["softcap", None]]),
+        "softcap must be a number; got NoneType",
+    ),
     "ids": (ids(lambda x: x[:, 1:]), r"ids is torch.int64 \(2, 12\) from position 0, .* B=2 and the 13 queries from 0"),
     "ids in numbers": (ids(lambda x: x.double()), r"ids is torch.float64 \(2, 13\)"),
     "ids of others": (ids(lambda x: x[:1]), r"ids is torch.int64 \(1, 13\)"),

@@ -69,9 +69,7 @@ def test_the_same_seed_starts_with_the_same_numbers_under_the_same_names(variant
 
 def test_the_signatures_are_torch_s() -> None:
     for method in ("__init__", "forward"):
-        ours, theirs = (
-            inspect.signature(getattr(x, method)) for x in (MultiheadAttention, nn.MultiheadAttention)
-        )
+        ours, theirs = (inspect.signature(getattr(x, method)) for x in (MultiheadAttention, nn.MultiheadAttention))
         names = [(p.name, p.default, p.kind) for p in ours.parameters.values()]
         assert names == [(p.name, p.default, p.kind) for p in theirs.parameters.values()]
     layer = MultiheadAttention(E, H)

@@ -40,9 +40,7 @@ def test_pytorch_41508_one_query_with_every_key_masked(numbers: bool) -> None:
     query, *others = given
     found = grads(ours, given, attn_mask=mask)
     assert not found[0][:, 3].any()
-    for name, x, right in zip(
-        ("key", "value"), found[1:3], grads(ours, (query[:, rest], *others))[1:3], strict=True
-    ):
+    for name, x, right in zip(("key", "value"), found[1:3], grads(ours, (query[:, rest], *others))[1:3], strict=True):
         torch.testing.assert_close(x, right, msg=name)
     assert all(x.isfinite().all() for x in found)
     assert theirs(*given, attn_mask=mask)[0][:, 3].isnan().all()  # once it is right there too, the page must say so

@@ -26,6 +26,7 @@ from headwise.nn.compat import MultiheadAttention
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nn_multihead_attention(dtype: torch.dtype, training: bool) -> None:

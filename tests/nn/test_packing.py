@@ -50,9 +50,7 @@ def test_documents_of_queries_and_of_keys(mask: Any) -> None:
     """In each document the last query stands at the last key, as where it is alone."""
     layer, others = made(**EVERY, kdim=7, vdim=7), (4, 2, 2, 3)
     xs, contexts = documents(), documents(7, others)
-    y = layer(
-        torch.cat(xs), torch.cat(contexts), cu_seqlens=starts(LENGTHS), cu_seqlens_k=starts(others), mask=mask
-    )
+    y = layer(torch.cat(xs), torch.cat(contexts), cu_seqlens=starts(LENGTHS), cu_seqlens_k=starts(others), mask=mask)
     torch.testing.assert_close(y, torch.cat([layer(x, c, mask=mask) for x, c in zip(xs, contexts, strict=True)]))
 
 

@@ -9,18 +9,21 @@ cannot be differentiated themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from headwise.backends import torch as plain
+from headwise.backends import array_ops
+from headwise.backends.array_ops import places_of, sink_of
 from headwise.backends.blocks import Block, blocks, key_heads
-from headwise.scores import Options, keep
+from headwise.backends.softmax import softmax
+from headwise.libraries.torch_library import TORCH
+from headwise.options import Options
+from headwise.options.places import Places
 from headwise.shapes import Sizes
 
 Tensor = torch.Tensor
-Given = Sequence[Tensor | None]  # q, k, v, bias, sinks, head_gate, and what masks and score functions refer to
-Q, K, V, _BIAS, SINKS, GATE = range(6)  # places in `Given`
+Given = Sequence[Tensor | None]  # q, k, v, sinks, head_gate, and what changes and hides scores
+Q, K, V, SINKS, GATE, ARRAYS = range(6)  # places in `Given`; of the first of the rest
 LARGE = 64.0  # of lse: its rounding is 4e-6 of a weight then, in fp32
 VALUES = 1 << 18  # scores in one block: 1 MB in fp32, so that a block stays near the core
 
@@ -39,7 +42,7 @@ def gradients(
     """
     q, k, v = given[:3]
     assert q is not None and k is not None and v is not None
-    work = plain.work_dtype(q)
+    work = TORCH.work_dtype(q)
     wide = [x if x is None or not x.is_floating_point() else x.detach().to(work) for x in given]
     found = [torch.zeros_like(x) if n in wanted and x is not None else None for n, x in enumerate(wide)]
     problem = _Problem(options, sizes, wide, found, *results, *(g.to(work) for g in grads))
@@ -73,44 +76,44 @@ class _Problem:
         if not self.finite:
             self.clean = [x if x is None else torch.where(torch.isfinite(x), x, 0.0) for x in given[:3]]
         # sum_j P dP is dout . out, where out was not rounded, thinned or gated.
-        exact = out.dtype == dout.dtype and not o.dropout_p and o.head_gate is None
+        exact = out.dtype == dout.dtype and o.dropout is None and o.head_gate is None
         self.inner = (dout * out).sum(3) if exact else None  # [B, H, L]
         # exp(s - lse) has as many digits as lse leaves; with few left, the softmax is worked out once more.
         some = torch.where(lse == -torch.inf, 0.0, lse)
         self.lse = some if bool((some.abs() < LARGE).all()) else None
         # What lies between q . k and the softmax is differentiated by torch, where it is more than a mask.
-        self.learned = [n for n, x in enumerate(found) if x is not None and n not in (Q, K, V, SINKS, GATE)]
-        self.through = bool(self.learned) or o.softcap is not None or o.score_mod is not None
+        self.learned = [n for n, x in enumerate(found) if x is not None and n >= ARRAYS]
+        self.through = bool(self.learned or o.changes)
 
     def add(self, block: Block) -> None:
         b, h, i, j = block
-        (q, k, *_), sinks, gate = self.given[:3], *self.given[4:6]
+        (q, k, *_), gate = self.given[:3], self.given[GATE]
         assert q is not None and k is not None
         heads = key_heads(h, self.sizes)
         o = self.options(self.given)
-        raw = plain.product(q[b, h, i] * o.scale, k[b, heads, j].transpose(2, 3))  # [b, h, l, s]
+        raw = TORCH.product(q[b, h, i] * o.scale, k[b, heads, j].transpose(2, 3))  # [b, h, l, s]
         q, k, v = self.clean
         assert q is not None and k is not None and v is not None
         q, k, v = q[b, h, i], k[b, heads, j], v[b, heads, j]
-        at = plain.coordinates(block, self.sizes, q.device)
+        at = places_of(block, self.sizes, q)
         leaves = None
         if self.through:
-            leaves, s = self._differentiable(raw, at, block)
+            leaves, s = self._differentiable(raw, at)
         else:
-            s = plain.finish(raw, at, block, o, self.sizes)
-        sink = None if sinks is None else sinks[h, None]  # [h, 1]
+            s = array_ops.finish(raw, at, o, self.sizes)
+        sink = sink_of(o, h, s)  # [h, 1]
         if self.lse is None:
-            p, sink_share = _softmax(s.detach(), sink)
+            found = softmax(s.detach(), sink)
+            p, sink_share = found.weights, found.sink_share
         else:
             lse = self.lse[b, h, i]
             p = (s.detach() - lse[..., None]).exp_()
             sink_share = None if sink is None else torch.exp(sink - lse)
         dout, dlse = self.dout[b, h, i], self.dlse[b, h, i]
-        dp = plain.product(dout, v.transpose(2, 3))  # [b, h, l, s]
+        dp = TORCH.product(dout, v.transpose(2, 3))  # [b, h, l, s]
         dropped = p
-        if o.dropout_p:
-            kept = keep(o.seed, o.dropout_p, *at, self.sizes).to(p.dtype)
-            factor = kept / (1 - o.dropout_p) if o.dropout_p < 1 else kept * 0.0
+        if o.dropout is not None:
+            factor = o.dropout.kept(*at[:4], self.sizes).to(p.dtype) * o.dropout.factor
             dropped, dp = p * factor, dp * factor
         inner = self.inner[b, h, i] if self.inner is not None else _dots(p, dp)  # [b, h, l]
         if self.inner is not None and not self.finite:  # out is NaN where a NaN is attended to
@@ -120,7 +123,7 @@ class _Problem:
             factor = gate[h, None] if gate.ndim == 1 else gate[b, h, None]  # [h, 1] or [b, h, 1]
             dout, dp, inner = dout * factor[..., None], dp * factor[..., None], inner * factor
         share = dlse - inner
-        dq, dk, dv, _, dsinks, _ = self.found[:6]
+        dq, dk, dv, dsinks, _ = self.found[:ARRAYS]
         if dsinks is not None and sink_share is not None:
             dsinks[h] += (sink_share * share).sum((0, 2))
         if dv is not None:
@@ -131,11 +134,11 @@ class _Problem:
             ds = self._back(s, leaves, ds)
             ds = ds if self.finite else torch.where(torch.isfinite(raw), ds, 0.0)
         if dq is not None:
-            dq[b, h, i] = plain.product(ds, k * o.scale)
+            dq[b, h, i] = TORCH.product(ds, k * o.scale)
         if dk is not None:
             dk[b, heads, j] += _summed(ds, q * o.scale, k.shape[1])
 
-    def _differentiable(self, raw: Tensor, at: Any, block: Block) -> tuple[list[Tensor], Tensor]:
+    def _differentiable(self, raw: Tensor, at: Places) -> tuple[list[Tensor], Tensor]:
         """What torch differentiates, raw first, and the scores made of it."""
         given = list(self.given)
         with torch.enable_grad():
@@ -145,7 +148,7 @@ class _Problem:
                 assert x is not None
                 given[n] = x.detach().requires_grad_()
                 leaves.append(given[n])  # type: ignore[arg-type]
-            return leaves, plain.finish(leaves[0], at, block, self.options(given), self.sizes)
+            return leaves, array_ops.finish(leaves[0], at, self.options(given), self.sizes)
 
     def _back(self, s: Tensor, leaves: list[Tensor], ds: Tensor) -> Tensor:
         if not s.requires_grad:  # a function that looks at nothing but places
@@ -172,22 +175,6 @@ class _Problem:
 def finite(x: Tensor) -> bool:
     """Whether there is no NaN and no infinity in x: surely none where True; numbers near the largest make False too."""
     return bool(torch.isfinite(x.sum()))
-
-
-def _softmax(s: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Weights [b, h, l, s] and the sink's share of each row [b, h, l]; nothing in a row that attends to nothing."""
-    top = plain._largest(s)
-    if sink is not None:
-        top = torch.maximum(top, sink)
-    top = torch.where(top == -torch.inf, 0.0, top)
-    p = torch.exp(s - top[..., None])
-    total = p.sum(3)
-    share = None
-    if sink is not None:
-        share = torch.exp(sink - top)
-        total = total + share
-    safe = torch.where(total == 0, 1.0, total)
-    return p / safe[..., None], None if share is None else share / safe
 
 
 def _dots(p: Tensor, dp: Tensor) -> Tensor:

@@ -21,9 +21,7 @@ class Block(NamedTuple):
     j: slice
 
 
-def blocks(
-    sizes: Sizes, mask: Mask | None, whole_rows: bool = False, values: int | None = None
-) -> Iterator[Block]:
+def blocks(sizes: Sizes, mask: Mask | None, whole_rows: bool = False, values: int | None = None) -> Iterator[Block]:
     """Boxes covering every query, batch entries first, then heads, then queries; keys nobody sees are left out.
 
     A block whose queries see no key has an empty j. With whole_rows every box spans all keys. values: how many scores

@@ -10,7 +10,7 @@ from headwise import tracing
 from headwise.arrays import is_jax, is_torch
 from headwise.backends.row_sums import RowSums
 from headwise.expressions.nodes import TraceError
-from headwise.scores import Options
+from headwise.options import Options
 from headwise.shapes import Sizes
 
 Choice = tuple[Callable[..., tuple[Any, Any]] | None, str | None]
@@ -82,7 +82,7 @@ def _unseen(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Choice:
     import headwise.backends.compiled as compiled
 
     reason = compiled.reason(q, k, v, options, sizes)
-    learns = options.score_mod is not None and torch.is_grad_enabled()  # what a function refers to may want a gradient
+    learns = options.has_score_function() and torch.is_grad_enabled()  # what a function refers to may want a gradient
     if reason == compiled.GRADIENTS or (reason is None and learns):
         import headwise.backends.gradients as gradients
 

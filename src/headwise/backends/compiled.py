@@ -6,23 +6,25 @@ import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headwise.arrays import is_torch
-from headwise.backends.packing import has_function
 from headwise.backends.row_sums import RowSums
-from headwise.expressions import nodes, record
-from headwise.expressions.nodes import SCORE, B, Captures, H, I, J, Node, TraceError
+from headwise.expressions.derivative import ONE, derivative
+from headwise.expressions.nodes import Node, TraceError
 from headwise.kernels import masking
 from headwise.kernels.adjust import Operand, Rules
 from headwise.kernels.bounds import Bounds
-from headwise.kernels.exact import Exactness
+from headwise.kernels.scoring import Arithmetic, Scoring, scoring, with_rough_caps
 from headwise.masks import Mask
-from headwise.scores import Options
+from headwise.options import Options
 from headwise.shapes import Sizes
 from headwise.tracing import differentiated
+
+if TYPE_CHECKING:
+    from headwise.kernels.plan import Call, Problem
 
 NAMES = {
     "float32": "f32",
@@ -35,14 +37,6 @@ NAMES = {
 }
 
 
-class Trees(NamedTuple):
-    """A score_mod and a mask worked out before, and what they refer to, which is added to."""
-
-    score: Node | None
-    visible: Node | None
-    captures: Captures
-
-
 GRADIENTS = "gradients are asked for"
 
 
@@ -53,17 +47,14 @@ def reason(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> str | None
         return missing
     if max(sizes) >= masking.FAR:
         return f"a size is {masking.FAR} or more"
-    return _torch_reason((q, k, v, options.bias, options.sinks, options.head_gate), options) if is_torch(q) else None
+    return _torch_reason([q, k, v, *(x for _, x in options.arrays())], options) if is_torch(q) else None
 
-
-ROUGH_CAP = 128.0  # a rough tanh is 1e-6 off; times this, a quarter of half precision's own rounding of a weight
 
 FORWARD = "forward-mode gradients are asked for"
 
 
-def _torch_reason(arrays: Sequence[Any], options: Options) -> str | None:
+def _torch_reason(tensors: Sequence[Any], options: Options) -> str | None:
     torch = sys.modules["torch"]
-    tensors = [x for x in arrays if x is not None]
     if torch.compiler.is_compiling() or any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors):
         return "a graph is being traced"
     if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
@@ -71,7 +62,8 @@ def _torch_reason(arrays: Sequence[Any], options: Options) -> str | None:
     if any(x.device.type != "cpu" for x in tensors):
         return "the tensors are not on the CPU"
     # What a function refers to may have a derivative, too.
-    if torch.autograd.forward_ad._current_level >= 0 and (options.score_mod or any(map(differentiated, tensors))):
+    forward = torch.autograd.forward_ad._current_level >= 0
+    if forward and (options.has_score_function() or any(map(differentiated, tensors))):
         return FORWARD
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return GRADIENTS
@@ -94,12 +86,12 @@ def attention(
     v: Any,
     options: Options,
     sizes: Sizes,
-    trees: Trees | None = None,
+    known: Scoring | None = None,
     sums: RowSums | None = None,
 ) -> tuple[Any, Any]:
     """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L].
 
-    trees: what to take in place of the options' score_mod and of the mask's rule; sums: filled in where it is given.
+    known: what to take in place of the options of the score and of the mask's rule; sums: filled in where it is given.
     """
     from headwise.kernels.plan import Problem, plan
 
@@ -114,7 +106,7 @@ def attention(
     else:
         addresses = [x.__array_interface__["data"][0] for x in (q, k, v, out, lse)]
         problem = Problem(sizes, kind(q), q.itemsize, q.strides, k.strides, v.strides, options.scale)
-    problem, call, alive = prepared(problem, options, trees)
+    problem, call, alive = prepared(problem, options, known)
     one = plan(problem)
     if sums is not None and one.leaves_sums:
         shape = (2, *lse.shape)
@@ -215,7 +207,7 @@ def _resolved(x: Any) -> Any:
 _masked: dict[Any, tuple[Any, Any, Any]] = {}
 
 
-def _with_mask(problem: Any, o: Options, mask: Mask) -> tuple[Any, Any, Any]:
+def _with_mask(problem: Problem, o: Options, mask: Mask) -> tuple[Problem, Call, Any]:
     """`with_options` where there is only a mask: one that holds no array is the same again next time."""
     key = mask.key()
     if key is None:
@@ -228,56 +220,54 @@ def _with_mask(problem: Any, o: Options, mask: Mask) -> tuple[Any, Any, Any]:
     return found
 
 
-def prepared(problem: Any, o: Options, trees: Trees | None = None) -> tuple[Any, Any, Any]:
+def prepared(problem: Problem, o: Options, known: Scoring | None = None) -> tuple[Problem, Call, Any]:
     """`with_options`, the quickest way."""
     from headwise.kernels.plan import PLAIN
 
-    if trees is not None or not o.plain:
-        return with_options(problem, o, trees)
+    if known is not None or o.there:
+        return with_options(problem, o, known)
     return (problem, PLAIN, None) if o.mask is None else _with_mask(problem, o, o.mask)
 
 
-def with_options(problem: Any, o: Options, trees: Trees | None = None) -> tuple[Any, Any, Any]:
+def with_options(
+    problem: Problem, o: Options, known: Scoring | None = None, backward: bool = False
+) -> tuple[Problem, Call, Any]:
     """The problem with its options in the kernels' terms, what a call passes along, and what must stay alive
-    meanwhile. trees: see `attention`.
+    meanwhile. known: see `attention`; backward: the changes' slope is needed, too.
     """
     from headwise.kernels.plan import Call
 
-    if trees is None:
-        captures = Captures()
-        score = None if o.score_mod is None else record.trace(o.score_mod, (SCORE, B, H, I, J), captures)
-        change = _change(o, score, captures)
-        visible = None if o.mask is None else masking.rule(o.mask, problem.sizes, captures)
-        if score is not None or has_function(o.mask):
-            _check_exact(problem, score, visible, captures)
-    else:
-        captures, visible = trees.captures, trees.visible
-        change = _change(o, trees.score, captures)
+    sizes = problem.sizes
+    change, visible, captures = known or scoring(o, sizes, _arithmetic(problem, o))
+    slope: Node | None = None
+    if change is not None:
+        change = with_rough_caps(change, captures.numbers)
+        slope = derivative(change, captures) if backward else None
     arrays = [_readable(x) for x in captures.arrays]
     shapes = [tuple(x.shape) for x in arrays]
     words = [(address(x), *_strides(x), *shape) for x, shape in zip(arrays, shapes, strict=True)]
-    sizes = problem.sizes
     ends = {"b": sizes.B, "h": sizes.H, "i": sizes.L, "j": sizes.S}
     bits = 64 if problem.dtype == "f64" else 32
     bounds = Bounds(captures.name, ends, captures.integers, arrays, captures.kinds, bits)
     for tree in (change, visible):
         if tree is not None:
-            _check_indices(tree, captures.name, shapes, problem.sizes)
+            _check_indices(tree, captures.name, shapes, sizes)
             bounds.check(tree)
     operands = tuple(
         Operand(f"a{n}", kind(x), captures.kinds[f"a{n}"], len(shape), bool(shape) and _strides(x)[-1] == 1)
         for n, (x, shape) in enumerate(zip(arrays, shapes, strict=True))
     )
-    rules = Rules(change, visible, operands, len(captures.integers), len(captures.numbers))
+    slope = None if slope == ONE else slope
+    rules = Rules(change, visible, operands, len(captures.integers), len(captures.numbers), slope)
     sinks, gate = (None if x is None else _contiguous(x) for x in (o.sinks, o.head_gate))
-    p = o.dropout_p
     problem = problem._replace(
         rules=rules,
         sinks="" if sinks is None else kind(sinks),
         gate="" if gate is None else kind(gate),
-        gate_b=problem.sizes.H if gate is not None and gate.ndim == 2 else 0,
-        dropout=p > 0,
+        gate_b=sizes.H if gate is not None and gate.ndim == 2 else 0,
+        dropout=o.dropout is not None,
     )
+    p, factor, seed = (0.0, 1.0, 0) if o.dropout is None else (o.dropout.p, o.dropout.factor, int(o.dropout.seed))
     call = Call(
         o.mask,
         words,
@@ -285,49 +275,20 @@ def with_options(problem: Any, o: Options, trees: Trees | None = None) -> tuple[
         captures.numbers,
         0 if sinks is None else address(sinks),
         0 if gate is None else address(gate),
-        1 / (1 - p) if p < 1 else 0.0,
+        factor,
         min(round(p * 2**32), 2**32 - 1) - 2**31,  # compared as signed numbers
-        int(o.seed) if p else 0,
+        seed,
     )
     return problem, call, (arrays, sinks, gate)
 
 
-def _check_exact(problem: Any, score: Node | None, visible: Node | None, captures: Captures) -> None:
-    """Refuses functions whose numbers would not be those of the arrays' own library."""
-    wide, tensors = problem.dtype == "f64", problem.step == 1
-    ends = {"b": problem.sizes.B, "h": problem.sizes.H, "i": problem.sizes.L, "j": problem.sizes.S}
+def _arithmetic(problem: Problem, o: Options) -> Arithmetic | None:
+    """What functions are held against; None where there are none."""
+    if not o.has_function():
+        return None
+    tensors = problem.step == 1
     default = str(sys.modules["torch"].get_default_dtype()).removeprefix("torch.") if tensors else "float64"
-    for tree, made_wide in ((score, wide), (visible, False)):
-        if tree is not None:
-            Exactness(captures, ends, wide, not tensors, "float64" if made_wide else default).check(tree)
-
-
-def _change(o: Options, traced: Node | None, captures: Captures) -> Node | None:
-    """The score after softcap, score_mod and bias, in this order; None where nothing changes it."""
-    change: Node | None = None
-    if o.softcap is not None:
-        inner = ("tanh", ("multiply", SCORE, captures.number(1 / o.softcap)))
-        change = ("multiply", captures.number(o.softcap), inner)
-    if traced is not None:
-        if nodes.kind(traced, captures.kinds) == "bool":
-            raise TypeError("attention: score_mod must return numbers; got bool; masks belong in mask=")
-        if nodes.kind(traced, captures.kinds) != "real":
-            traced = ("add", captures.number(0.0), traced)
-        change = traced if change is None else nodes.substitute(traced, change)
-    if change is not None:
-        change = _with_rough_caps(change, captures.numbers)
-    if o.bias is not None:
-        change = ("add", change or SCORE, masking.element(o.bias, captures))
-    return change
-
-
-def _with_rough_caps(tree: Node, numbers: Sequence[float]) -> Node:
-    """c * tanh(...) with a rough tanh where its error, times c, is far below half precision's own roundings."""
-    if tree[0] == "multiply":
-        for c, tanh in (tree[1:], tree[:0:-1]):
-            if c[0] == "number" and tanh[0] == "tanh" and abs(numbers[int(c[1][1:])]) <= ROUGH_CAP:
-                return ("multiply", c, ("rough_tanh", _with_rough_caps(tanh[1], numbers)))
-    return tuple(_with_rough_caps(x, numbers) if isinstance(x, tuple) else x for x in tree)
+    return Arithmetic(problem.dtype == "f64", not tensors, default)
 
 
 def _check_indices(tree: Node, name: str, shapes: Sequence[tuple[int, ...]], sizes: Sizes) -> None:

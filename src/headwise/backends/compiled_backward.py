@@ -1,19 +1,19 @@
-"""Gradients of attention by the compiled kernels, where nothing but additions changes the scores."""
+"""Gradients of attention by the compiled kernels, where nothing is learned that changes the scores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from headwise.backends import compiled, compiled_reads
-from headwise.backends.backward import GATE, LARGE, SINKS, Given, K, Q, V, finite
-from headwise.backends.compiled import Trees
+from headwise.backends.backward import ARRAYS, GATE, LARGE, SINKS, Given, K, Q, V, finite
 from headwise.backends.row_sums import RowSums
-from headwise.expressions.nodes import SCORE, Node, TraceError, depends
-from headwise.scores import Options
+from headwise.expressions.nodes import TraceError
+from headwise.kernels.scoring import Scoring
+from headwise.options import Options
+from headwise.options.head_gate import HeadGate
 from headwise.shapes import Sizes
 
 Tensor = torch.Tensor
@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 
 def gradients(
     options: Options,
-    trees: Trees | None,
+    known: Scoring,
     sizes: Sizes,
     given: Given,
     results: tuple[Tensor, Tensor],
@@ -30,23 +30,23 @@ def gradients(
     sums: RowSums,
 ) -> list[Tensor | None] | None:
     """Gradients of those of `given` that are wanted (see `backward`), from those of the results (out, lse); None where
-    the kernels cannot give them. trees: see `compiled.attention`; sums: what it left of each row.
+    the kernels cannot give them. known: see `compiled.attention`; sums: what it left of each row.
     """
-    q, k, v, _, sinks, gate = given[:6]
+    q, k, v, sinks, gate = given[:ARRAYS]
     dout, dlse = grads
     assert q is not None and k is not None and v is not None
     if not (set(wanted) <= {Q, K, V, SINKS, GATE} and sizes.D and sizes.Dv):
         return None
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
     q_rows, k_rows, v_rows = wide = tuple(compiled.rows(x.detach().to(work)) for x in (q, k, v))
-    alone = replace(options, head_gate=None)
+    alone = options.without(HeadGate)
     if compiled.reason(q_rows, k_rows, v_rows, alone, sizes) is not None:
         return None
     if not all(map(finite, wide)):  # a masked NaN must reach no product
         return None
     if gate is not None or q.dtype != work:  # sum_j P dP is dout . out, where out was neither rounded nor gated
         sums = RowSums()
-        results = compiled.attention(q_rows, k_rows, v_rows, alone, sizes, trees, sums)
+        results = compiled.attention(q_rows, k_rows, v_rows, alone, sizes, known, sums)
     out, lse = results
     dead = lse == -torch.inf  # such a row is 0 whatever it is given
     if compiled.again(sums) is None or sums.known is not None:
@@ -55,7 +55,7 @@ def gradients(
         # exp(s - lse) has as many digits as lse leaves.
         everything = range(sizes.B), range(sizes.H)
         try:
-            values = compiled_reads.own(q_rows, k_rows, alone, sizes, everything, trees)
+            values = compiled_reads.own(q_rows, k_rows, alone, sizes, everything, known)
         except TraceError:
             return None
         sums = RowSums(torch.from_numpy(values), compiled.arithmetic())
@@ -75,10 +75,8 @@ def gradients(
         weight = _sink_weights(sinks.detach().to(work)[:, None], lse, sums)
         found[SINKS] = (weight * share).sum((0, 2)).to(sinks.dtype)
     try:
-        dq_dk_dv = _run(wide, dout, lse, sums, share, alone, trees, sizes)
+        dq_dk_dv = _run(wide, dout, lse, sums, share, alone, known, sizes)
     except TraceError:
-        return None
-    if dq_dk_dv is None:
         return None
     for n, x in zip((Q, K, V), dq_dk_dv, strict=True):
         like = given[n]
@@ -102,18 +100,16 @@ def _run(
     sums: RowSums,
     share: Tensor,
     options: Options,
-    trees: Trees | None,
+    known: Scoring,
     sizes: Sizes,
-) -> tuple[np.ndarray, ...] | None:
+) -> tuple[np.ndarray, ...]:
     from headwise.kernels.backward_plan import BackwardPass
     from headwise.kernels.plan import Problem, scaled_at_once
 
     q, k, v = wide
     problem = Problem(sizes, compiled.kind(q), 1, q.stride(), k.stride(), v.stride(), options.scale)
     problem = problem._replace(lanewise=bool(compiled.again(sums)))
-    problem, call, alive = compiled.prepared(problem, options, trees)
-    if problem.rules.change is not None and not adds(problem.rules.change):
-        return None
+    problem, call, alive = compiled.with_options(problem, options, known, backward=True)
     if sums.values is None:
         top = lse if scaled_at_once(problem) else lse / options.scale
         values = torch.stack((top, (lse > -torch.inf).to(lse.dtype)))
@@ -123,15 +119,3 @@ def _run(
     found = one.run(*map(compiled.read_address, (q, k, v, dout)))
     del alive
     return found
-
-
-def adds(change: Node) -> bool:
-    """Whether a change of the score only adds what does not depend on it."""
-    if change == SCORE:
-        return True
-    if change[0] not in ("add", "subtract"):
-        return False
-    x, y = change[1:]
-    if "score" not in depends(y):
-        return adds(x)
-    return change[0] == "add" and "score" not in depends(x) and adds(y)

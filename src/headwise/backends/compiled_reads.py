@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from headwise import tracing
-from headwise.arrays import is_torch, like, to_numpy
+from headwise.arrays import detached, is_torch, like, to_numpy
 from headwise.backends import compiled
 from headwise.backends.asked import Ask, Reads, entropies, means
 from headwise.backends.blocks import Block
-from headwise.expressions.nodes import SCORE, B, Captures, H, I, J, TraceError
-from headwise.expressions.record import trace
+from headwise.expressions.nodes import TraceError
+from headwise.kernels.scoring import Scoring, scoring
 from headwise.kernels.tile import LN2
-from headwise.scores import Options
+from headwise.options import Options
+from headwise.options.dropout import Dropout
+from headwise.options.head_gate import HeadGate
 from headwise.shapes import Sizes
 
 Array = np.ndarray
@@ -30,16 +31,15 @@ def reason(q: Any, k: Any, options: Options, sizes: Sizes) -> str | None:
     """Why the kernels cannot read weights made from this; None where they can. Reads carry no gradient."""
     if 0 in (sizes.B, sizes.H, sizes.L, sizes.S):
         return "there is nothing to read"
-    arrays = [x.detach() if is_torch(x) else x for x in (q, k, options.bias, options.sinks)]
-    q, k, bias, sinks = arrays
-    return compiled.reason(q, k, k, replace(options, bias=bias, sinks=sinks, head_gate=None), sizes)
+    q, k = detached(q), detached(k)
+    return compiled.reason(q, k, k, options.without(HeadGate).map(detached), sizes)
 
 
 def box_reason(q: Any, k: Any, lse: Any, options: Options, sizes: Sizes) -> str | None:
     """The same for a box of weights, which does carry gradients."""
     if is_torch(q) and tracing.symbolic():
         return "a graph is being traced"
-    return compiled.reason(q, k, lse, replace(options, head_gate=None), sizes)
+    return compiled.reason(q, k, lse, options.without(HeadGate), sizes)
 
 
 def takes_top(ask: Ask) -> bool:
@@ -116,16 +116,16 @@ def own(
     options: Options,
     sizes: Sizes,
     chosen: tuple[range, range],
-    trees: compiled.Trees | None = None,
+    known: Scoring | None = None,
 ) -> Array:
     """The largest score of each row and the sum of exp(s - that) [2, b, h, L], in the kernels' arithmetic; sinks
-    included. It is what `compiled.attention` fills `RowSums` with, but for a decoding step. trees: see there.
+    included. It is what `compiled.attention` fills `RowSums` with, but for a decoding step. known: see there.
 
     Raises TraceError where a function cannot be compiled.
     """
     from headwise.kernels.reads_plan import Pass, Rows, Wanted, nothing
 
-    problem, call, (q, k), alive = _problem(q, k, options, sizes, trees)
+    problem, call, (q, k), alive = _problem(q, k, options, sizes, known)
     real = np.float64 if problem.dtype == "f64" else np.float32
     sinks = None if options.sinks is None else to_numpy(options.sinks)[chosen[1].start : chosen[1].stop, None]
     begin = nothing((len(chosen[0]), len(chosen[1]), sizes.L), real, sinks)
@@ -154,7 +154,7 @@ def box(
     from headwise.kernels.reads_plan import BoxPass
 
     tensors = is_torch(q)
-    if tensors and options.score_mod is not None and _learns(options.score_mod):
+    if tensors and options.has_score_function() and _learns(options, sizes):
         raise TraceError("score_mod: a tensor it refers to requires a gradient, which kernels do not give")
     problem, call, (q_rows, k_rows), alive = _problem(q, k, options, sizes, lanewise=lanewise)
     real = np.float64 if problem.dtype == "f64" else np.float32
@@ -171,12 +171,10 @@ def in_units_of(q: Any, k: Any, options: Options, sizes: Sizes) -> float:
     return 1.0 if scaled_at_once(_problem(q, k, options, sizes)[0]) else options.scale
 
 
-def _learns(score_mod: Any) -> bool:
-    """Whether the function refers to a tensor whose gradient is asked for."""
-    captures = Captures()
-    trace(score_mod, (SCORE, B, H, I, J), captures)
+def _learns(options: Options, sizes: Sizes) -> bool:
+    """Whether a function refers to a tensor whose gradient is asked for."""
     learning: bool = sys.modules["torch"].is_grad_enabled()
-    return learning and any(is_torch(x) and x.requires_grad for x in captures.arrays)
+    return learning and any(is_torch(x) and x.requires_grad for x in scoring(options, sizes).captures.arrays)
 
 
 def _problem(
@@ -184,7 +182,7 @@ def _problem(
     k: Any,
     options: Options,
     sizes: Sizes,
-    trees: compiled.Trees | None = None,
+    known: Scoring | None = None,
     lanewise: bool = False,
 ) -> tuple[Any, Any, tuple[Any, Any], Any]:
     """The problem in the kernels' terms, what a call passes along, q and k as they are read, what must stay alive."""
@@ -194,9 +192,7 @@ def _problem(
     q, k = compiled.rows(q), compiled.rows(k)
     step, strides = (1, (q.stride(), k.stride())) if tensors else (q.itemsize, (q.strides, k.strides))
     problem = Problem(sizes, compiled.kind(q), step, *strides, (), options.scale, lanewise=lanewise)
-    if options.head_gate is not None or options.dropout_p:
-        options = replace(options, head_gate=None, dropout_p=0.0)
-    problem, call, alive = compiled.prepared(problem, options, trees)
+    problem, call, alive = compiled.prepared(problem, options.without(HeadGate, Dropout), known)
     return problem, call, (q, k), (alive, q, k)
 
 

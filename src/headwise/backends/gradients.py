@@ -7,7 +7,7 @@ not come here (`compiled.reason`); those of the backward do.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -17,14 +17,13 @@ import torch
 from headwise import tracing
 from headwise.backends import backward, compiled, compiled_backward
 from headwise.backends import torch as plain
-from headwise.backends.backward import Given
+from headwise.backends.backward import ARRAYS, GATE, SINKS, Given
 from headwise.backends.row_sums import RowSums
-from headwise.backends.trees import Rule
-from headwise.expressions import record
-from headwise.expressions.evaluate import evaluate
-from headwise.expressions.nodes import SCORE, B, Captures, H, I, J
-from headwise.kernels import masking
-from headwise.scores import Options
+from headwise.kernels.scoring import Scoring, scoring
+from headwise.options import Options
+from headwise.options.head_gate import HeadGate
+from headwise.options.recorded import Recorded, Rule
+from headwise.options.sinks import Sinks
 from headwise.shapes import Sizes
 
 Tensor = torch.Tensor
@@ -34,52 +33,52 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, options: Options, sizes: Sizes, sums: RowSums | None = None
 ) -> tuple[Tensor, Tensor]:
     """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L]; sums is filled in."""
-    o = options
-    again = Again(o, sizes)
-    given = (q, k, v, o.bias, o.sinks, o.head_gate, *again.arrays)
+    again = Again(options, sizes)
+    given = again.given(q, k, v)
     if not any(x is not None and x.requires_grad for x in given):
-        return compiled.attention(q, k, v, o, sizes, sums=sums)
+        return compiled.attention(q, k, v, options, sizes, sums=sums)
     if sums is not None:
         again.sums = sums
-    out, lse = _Attention.apply(o, again, sizes, *given)  # type: ignore[no-untyped-call]
+    out, lse = _Attention.apply(options, again, sizes, *given)  # type: ignore[no-untyped-call]
     return out, lse
 
 
 class Again:
     """The options once more, from arrays that a backward was given back.
 
-    Masks and score functions are kept as trees beside their arrays, so that torch sees when one of these was changed in
-    the meantime, and what a score function learns gets its gradient.
+    What changes and hides scores is kept as trees beside their arrays, so that torch sees when one of these was changed
+    in the meantime, and what is learned gets its gradient.
     """
 
     def __init__(self, options: Options, sizes: Sizes) -> None:
-        self.options, self.captures, self.sums = options, Captures(), RowSums()
-        o = options
-        leaves = (SCORE, B, H, I, J)
-        self.score = None if o.score_mod is None else record.trace(o.score_mod, leaves, self.captures)
-        self.visible = None if o.mask is None else masking.rule(o.mask, sizes, self.captures)
-        self.arrays = [x if torch.is_tensor(x) else torch.from_numpy(np.array(x)) for x in self.captures.arrays]
+        self.options, self.sums = options, RowSums()
+        self.scoring = scoring(options, sizes)
+        held = self.scoring.captures.arrays
+        self.arrays = [x if torch.is_tensor(x) else torch.from_numpy(np.array(x)) for x in held]
 
-    def trees(self, given: Given) -> tuple[Options, compiled.Trees]:
-        """For kernels: the options as they were, and what is now to be worked out in their place."""
-        _, _, _, bias, sinks, gate, *arrays = given
-        captures = copy.copy(self.captures)
-        captures.arrays, captures.numbers = list(arrays), list(captures.numbers)
-        captures.kinds = dict(captures.kinds)
-        o = replace(self.options, bias=bias, sinks=sinks, head_gate=gate)
-        return o, compiled.Trees(self.score, self.visible, captures)
+    def given(self, q: Tensor, k: Tensor, v: Tensor) -> Given:
+        return (q, k, v, self.options.sinks, self.options.head_gate, *self.arrays)
+
+    def kernels(self, given: Given) -> tuple[Options, Scoring]:
+        """For kernels: the options, and what is now to be worked out in the place of those of the score."""
+        captures = copy.copy(self.scoring.captures)
+        captures.arrays = list(given[ARRAYS:])
+        captures.numbers, captures.kinds = list(captures.numbers), dict(captures.kinds)
+        return self._structure(given), self.scoring._replace(captures=captures)
 
     def __call__(self, given: Given) -> Options:
-        _, _, _, bias, sinks, gate, *arrays = given
-        o = replace(self.options, bias=bias, sinks=sinks, head_gate=gate)
-        score, visible, captures = self.score, self.visible, self.captures
-        if score is not None:
+        """For torch's operations."""
+        o, (change, visible, captures) = self._structure(given), self.scoring
+        if change is not None:
+            o = replace(o, there=(Recorded(change, captures, given[ARRAYS:]), *o.rest))
+        if visible is not None and o.mask is not None:
+            o = replace(o, mask=Rule(o.mask, visible, captures, given[ARRAYS:]))
+        return o
 
-            def score_mod(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Any:
-                return evaluate(score, {"score": s, "b": b, "h": h, "i": i, "j": j}, captures, arrays)
-
-            o = replace(o, score_mod=score_mod)
-        return o if visible is None or o.mask is None else replace(o, mask=Rule(o.mask, visible, captures, arrays))
+    def _structure(self, given: Given) -> Options:
+        """The options with their sinks and gates as given."""
+        there = [kind(given[n]) for kind, n in ((Sinks, SINKS), (HeadGate, GATE)) if given[n] is not None]
+        return self.options.with_(*there) if there else self.options
 
 
 class _Attention(torch.autograd.Function):
@@ -100,7 +99,7 @@ class _Attention(torch.autograd.Function):
 
 
 def recomputed(
-    options: Callable[[Given], Options],
+    again: Again,
     sizes: Sizes,
     given: Given,
     results: Sequence[Tensor],
@@ -110,24 +109,23 @@ def recomputed(
 ) -> list[Tensor | None]:
     """Gradients of those of `given` that are wanted, from those of the results (out, lse).
 
-    options: from `given`; twice: the gradients are to be differentiable themselves.
+    twice: the gradients are to be differentiable themselves.
     """
     if not twice and sizes.B * sizes.H * sizes.L * sizes.S and _in_memory(*given, *results, *grads):
         with torch.no_grad(), torch.autocast(grads[0].device.type, enabled=False):
-            o, trees = options.trees(given) if isinstance(options, Again) else (options(given), None)
+            o, found = again.kernels(given)
             out, lse = (x.detach() for x in results)
-            sums = options.sums if isinstance(options, Again) else RowSums()
-            by_kernels = compiled_backward.gradients(o, trees, sizes, given, (out, lse), grads, wanted, sums)
-            return by_kernels or backward.gradients(options, sizes, given, (out, lse), grads, wanted)
+            by_kernels = compiled_backward.gradients(o, found, sizes, given, (out, lse), grads, wanted, again.sums)
+            return by_kernels or backward.gradients(again, sizes, given, (out, lse), grads, wanted)
     with torch.enable_grad(), torch.autocast(grads[0].device.type, enabled=False):
         # A view each, so that one tensor given twice has two gradients; it keeps what forward mode and torch.func know.
         given = [x.view_as(x) if x is not None and n in wanted else x for n, x in enumerate(given)]
         given = [x.requires_grad_() if n in wanted and _plain(x) else x for n, x in enumerate(given)]
         q, k, v = given[:3]
         assert q is not None and k is not None and v is not None
-        results = plain.attention(q, k, v, options(given), sizes)
+        results = plain.attention(q, k, v, again(given), sizes)
         used = [(x, g) for x, g in zip(results, grads, strict=True) if x.requires_grad]
-        found = torch.autograd.grad(
+        made = torch.autograd.grad(
             [x for x, _ in used],
             [x for n in wanted if (x := given[n]) is not None],
             [g for _, g in used],
@@ -135,7 +133,7 @@ def recomputed(
             allow_unused=True,
         )
     answer: list[Tensor | None] = [None] * len(given)
-    for n, x in zip(wanted, found, strict=True):
+    for n, x in zip(wanted, made, strict=True):
         answer[n] = x
     return answer
 

@@ -20,11 +20,13 @@ import numpy as np
 from jax.experimental.buffer_callback import buffer_callback
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from headwise import mask_packing
 from headwise.arrays import is_jax, to_numpy
 from headwise.backends import choose
-from headwise.backends.packing import has_function, pack, unpack
+from headwise.backends.array_ops import WHOLE, gated, places_of, score_block, weigh
 from headwise.backends.row_sums import RowSums
-from headwise.scores import Options, modified, take_bias
+from headwise.libraries.jax_library import traced, whole_bytes
+from headwise.options import Options
 from headwise.shapes import Sizes
 
 Array = jax.Array
@@ -40,15 +42,15 @@ def attention(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> t
     whole = sizes.L // rows
 
     def block(start: Any, q: Array) -> tuple[Array, Array]:
-        return _block(q, k, v, start + jnp.arange(q.shape[2]), options, sizes)
+        return _block(q, k, v, start, rows >= sizes.L, options, sizes)
 
-    if _has_function(options) and not any(map(_traced, _given(q, k, v, options))):
+    if options.has_function() and not traced(*_given(q, k, v, options)):
         # what a function refers to may be NumPy's, which takes only indices that have values
         parts = [block(n, q[:, :, n : n + rows]) for n in range(0, max(sizes.L, 1), rows)]
         first, second = zip(*parts, strict=True)
         return jnp.concatenate(first, 2), jnp.concatenate(second, 2)
     block = jax.checkpoint(block)
-    if whole <= 1 and rows == sizes.L:
+    if rows >= sizes.L:
         only: tuple[Array, Array] = block(0, q)
         return only
     head, tail = q[:, :, : whole * rows], q[:, :, whole * rows :]
@@ -61,79 +63,22 @@ def attention(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> t
     return out, lse
 
 
-def _block(q: Array, k: Array, v: Array, i: Array, options: Options, sizes: Sizes) -> tuple[Array, Array]:
-    """The queries numbered i [l]: out [B, H, l, Dv], lse [B, H, l]."""
-    o = options
-    work = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
-    at = (
-        jnp.arange(sizes.B)[:, None, None, None],
-        jnp.arange(sizes.H)[:, None, None],
-        i[:, None],
-        jnp.arange(sizes.S),
-    )
-    s = _scores(q.astype(work), k.astype(work)) * work(o.scale)  # [B, H, l, S]
-    if o.softcap is not None:
-        s = o.softcap * jnp.tanh(s / o.softcap)
-    allowed = None if o.mask is None else _called(lambda: o.mask.allowed(*at, sizes))  # type: ignore[union-attr]
-    if o.score_mod is not None:
-        if allowed is not None:  # what the function learns must not meet a masked NaN
-            s = jnp.where(allowed, s, 0)
-        found = _called(lambda: jnp.asarray(o.score_mod(s, *at)))  # type: ignore[misc]
-        s = jnp.broadcast_to(modified(found, s), s.shape).astype(work)
-    if o.bias is not None:
-        s = s + take_bias(jnp.asarray(o.bias), *at).astype(work)
-    if allowed is not None:
-        s = jnp.where(allowed, s, -jnp.inf)
-    sink = None if o.sinks is None else jnp.asarray(o.sinks).astype(work)[:, None]  # [H, 1]
-    top = jax.lax.stop_gradient(s.max(3, initial=-jnp.inf))  # [B, H, l]; softmax does not depend on it
-    if sink is not None:
-        top = jnp.maximum(top, jax.lax.stop_gradient(sink))
-    top = jnp.where(top == -jnp.inf, 0, top)
-    p = jnp.exp(s - top[..., None])
-    total = p.sum(3) if sink is None else p.sum(3) + jnp.exp(sink - top)
-    some = total != 0
-    safe = jnp.where(some, total, 1)
-    lse = jnp.where(some, top + jnp.log(safe), -jnp.inf)
-    out = _weighted_values(p / safe[..., None], s, v.astype(work))
-    if o.head_gate is not None:
-        out = out * jnp.asarray(o.head_gate).astype(work)[..., None, None]
-    return out.astype(q.dtype), lse
-
-
-def _called(function: Callable[[], Any]) -> Any:
+def _block(
+    q: Array, k: Array, v: Array, start: Any, whole: bool, options: Options, sizes: Sizes
+) -> tuple[Array, Array]:
+    """The queries q [B, H, l, D], the first of them numbered `start`: out [B, H, l, Dv], lse [B, H, l]."""
+    at = places_of(WHOLE, sizes._replace(L=q.shape[2]), q)
+    if not whole:
+        at = at._replace(i=start + at.i, box=None)
     try:
-        return function()
+        s = score_block(q, k, WHOLE, options, sizes, at=at)  # [B, H, l, S]
     except jax.errors.TracerArrayConversionError as error:
         raise TypeError(
             "attention: score_mod and mask_mod must refer to JAX arrays inside jax.jit, jax.grad and jax.vmap; "
             "got a NumPy array; make it one with jnp.asarray"
         ) from error
-
-
-def _has_function(options: Options) -> bool:
-    return options.score_mod is not None or has_function(options.mask)
-
-
-def _product(x: Array, y: Array) -> Array:
-    """[B, H, l, n] times [B, Hkv, n, m] -> [B, H, l, m]; a group's queries read one key head."""
-    B, H, l, n = x.shape
-    grouped = x.reshape(B, y.shape[1], H // max(1, y.shape[1]), l, n)
-    found = jnp.einsum("bkgln,bknm->bkglm", grouped, y, precision=jax.lax.Precision.HIGHEST)
-    return found.reshape(B, H, l, y.shape[3])
-
-
-def _scores(q: Array, k: Array) -> Array:
-    """q . k, whose gradient stays clean where a NaN or inf is masked out afterwards."""
-    raw = jax.lax.stop_gradient(_product(q, k.swapaxes(2, 3)))
-    q, k = (jnp.where(jnp.isfinite(x), x, 0) for x in (q, k))
-    return jnp.where(jnp.isfinite(raw), _product(q, k.swapaxes(2, 3)), raw)
-
-
-def _weighted_values(p: Array, s: Array, v: Array) -> Array:
-    """sum_j p_ij v_j over keys that may be attended to: a masked NaN is selected away, not multiplied by zero."""
-    bad = ~jnp.isfinite(v)
-    reached = _product((s != -jnp.inf).astype(p.dtype), bad.astype(p.dtype)) > 0
-    return jnp.where(reached, jax.lax.stop_gradient(_product(p, v)), _product(p, jnp.where(bad, 0, v)))
+    out, lse = weigh(s, v, WHOLE, options, sizes)
+    return gated(out, options).astype(q.dtype), lse
 
 
 def takes(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> str | None:
@@ -144,13 +89,13 @@ def takes(q: Array, k: Array, v: Array, options: Options, sizes: Sizes) -> str |
     if missing:
         return missing
     given = _given(q, k, v, options)
-    known = [x for x in given if not _traced(x)]
+    known = [x for x in given if not traced(x)]
     if any(device.platform != "cpu" for x in known for device in x.devices()):
         return "the arrays are not on the CPU"
     if not all(x.is_fully_addressable for x in known):
         return "the arrays are spread over several processes"
     if len(known) < len(given):
-        if _has_function(options):
+        if options.has_function():
             return "score_mod and mask_mod do not pass through a callback"
         if jax.default_backend() != "cpu":
             return "the arrays are not on the CPU"
@@ -162,20 +107,14 @@ def by_kernels(
 ) -> tuple[Array, Array]:
     """As `attention`, by the compiled kernels; sums stays empty where a transformation is at work."""
     o = options
-    if not any(map(_traced, _given(q, k, v, o))):
+    if not traced(*_given(q, k, v, o)):
         out, lse = choose.attention("compiled", np.asarray(q), np.asarray(k), np.asarray(v), on_numpy(o), sizes, sums)
         return _placed(out, q), _placed(lse, q)
-    arrays: list[Any] = []
-    numbers: list[int] = []
-    rule = "" if o.mask is None else pack(o.mask, arrays, numbers)
-    run = _callback(Rest(rule, tuple(numbers), o.scale, o.softcap))
-    held = [_whole_bytes(x) if is_jax(x) else to_numpy(x) for x in arrays]
-    return run((q, k, v, o.bias, o.sinks, o.head_gate), held)
-
-
-def _whole_bytes(x: Any) -> Any:
-    """x; integers of 2 and 4 bits, which XLA keeps otherwise than NumPy, widened."""
-    return x.astype(np.int32) if x.dtype.name in ("int2", "int4", "uint2", "uint4") else x
+    arrays, text, integers, reals = o.flatten()
+    run = _callback(Rest(o.scale, text, tuple(integers), tuple(reals)))
+    learned = len(o.arrays())
+    held = [whole_bytes(x) if is_jax(x) else to_numpy(x) for x in arrays[learned:]]
+    return run((q, k, v, *arrays[:learned]), held)
 
 
 class _UnderWay:
@@ -211,23 +150,21 @@ atexit.register(_under_way.end)
 
 
 class Rest(NamedTuple):
-    """What an attention call says beside its arrays."""
+    """What an attention call says beside its arrays (see `Options.flatten`)."""
 
-    rule: str
-    numbers: tuple[int, ...]
     scale: float
-    softcap: float | None
+    text: str
+    integers: tuple[int, ...]
+    reals: tuple[float, ...]
 
-    def options(self, others: Sequence[Any], arrays: list[Any]) -> Options:
-        bias, sinks, gate = others
-        mask = unpack(self.rule, arrays, list(self.numbers)) if self.rule else None
-        return Options(scale=self.scale, mask=mask, bias=bias, softcap=self.softcap, sinks=sinks, head_gate=gate)
+    def options(self, learned: Sequence[Any], held: Sequence[Any]) -> Options:
+        return Options.unflatten(self.scale, [*learned, *held], self.text, self.integers, self.reals)
 
 
 @functools.lru_cache(1024)
 def _callback(rest: Rest) -> Callable[..., tuple[Array, Array]]:
-    """The kernels as a function of (q, k, v, bias, sinks, head_gate) and the mask's arrays; one and the same for the
-    same `rest`, so that JAX compiles it once.
+    """The kernels as a function of (q, k, v, the options' arrays) and the mask's arrays; one and the same for the same
+    `rest`, so that JAX compiles it once.
     """
 
     def compute(tensors: Any, arrays: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -318,64 +255,20 @@ def _varying(x: Any) -> frozenset[str]:
 
 def on_numpy(options: Options) -> Options:
     """The options with their arrays as NumPy's, for arrays that are not being traced."""
+    options = options.map(np.asarray)
+    if options.mask is None or mask_packing.has_function(options.mask):
+        return options
     arrays: list[Any] = []
-    numbers: list[int] = []
-    mask = options.mask
-    if mask is not None and not has_function(mask):
-        rule = pack(mask, arrays, numbers)
-        mask = unpack(rule, [to_numpy(x) for x in arrays], numbers)
-    bias, sinks, gate = (None if x is None else np.asarray(x) for x in (options.bias, options.sinks, options.head_gate))
-    return replace(options, mask=mask, bias=bias, sinks=sinks, head_gate=gate)
-
-
-def as_jax(x: Any) -> Array:
-    """x as a JAX array in JAX's own default types; integers that those do not hold become floating-point numbers."""
-    if is_jax(x):
-        found: Array = _whole_bytes(x)
-        return found
-    x = np.asarray(x)
-    if x.dtype.kind in "iu" and jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype:
-        x = x.astype(np.float64)
-    return jnp.asarray(x.astype(x.dtype.newbyteorder("="), copy=False))
-
-
-def check_devices(named: dict[str, Any], op: str = "attention") -> None:
-    """Raises TypeError where arrays that are tied to their devices are not all on the same ones."""
-    first: tuple[str, Any] | None = None
-    for name, x in named.items():
-        if not is_jax(x) or _traced(x) or not x.committed:
-            continue
-        if first is None:
-            first = name, x.devices()
-        elif x.devices() != first[1]:
-            where, found = (", ".join(sorted(map(str, y))) for y in (first[1], x.devices()))
-            raise TypeError(
-                f"{op}: {name} must be on {first[0]}'s device {where}; got {found}; "
-                "move one of them with jax.device_put"
-            )
-
-
-def check_mask(q: Array, mask: Any) -> None:
-    """Raises TypeError where an array that the mask holds is tied to another device than q."""
-    for name, x in mask.held():
-        check_devices({"q": q, name: x})
-
-
-def traced(*arrays: Any) -> bool:
-    """Whether a transformation is at work on one of them, so that values cannot be looked at."""
-    return any(map(_traced, arrays))
+    integers: list[int] = []
+    text = mask_packing.pack(options.mask, arrays, integers)
+    return replace(options, mask=mask_packing.unpack(text, [to_numpy(x) for x in arrays], integers))
 
 
 def _given(q: Array, k: Array, v: Array, options: Options) -> list[Any]:
     held: list[Any] = []
-    if options.mask is not None and not has_function(options.mask):
-        pack(options.mask, held, [])
-    given = [q, k, v, options.bias, options.sinks, options.head_gate, *held]
-    return [x for x in given if isinstance(x, jax.Array)]
-
-
-def _traced(x: Any) -> bool:
-    return isinstance(x, jax.core.Tracer)
+    if options.mask is not None and not mask_packing.has_function(options.mask):
+        mask_packing.pack(options.mask, held, [])
+    return [x for x in (q, k, v, *(x for _, x in options.arrays()), *held) if isinstance(x, jax.Array)]
 
 
 def _sizes(q: Any, k: Any, v: Any) -> Sizes:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headwise import mask_packing
 from headwise.backends import ops as ops
 
 
@@ -34,27 +35,30 @@ def onnx_translations() -> dict[Any, Callable[..., Any]]:
     return {torch.ops.headwise.attention.default: _attention}
 
 
+KNOWN = {"softcap", "bias", "sinks", "head_gate"}
+
+
 def _attention(
     q: Any,
     k: Any,
     v: Any,
-    bias: Any,
-    sinks: Any,
-    gate: Any,
     arrays: Sequence[Any],
-    _seed: Any,
-    rule: str,
-    numbers: Sequence[Any],
+    text: str,
+    integers: Sequence[Any],
     scale: float,
-    softcap: float,
-    dropout_p: float,
+    reals: Sequence[float],
 ) -> tuple[Any, Any]:
-    """out [B, H, L, Dv] and lse [B, H, L]; what nobody uses of it, the exporter removes."""
+    """out [B, H, L, Dv] and lse [B, H, L]; what nobody uses of it, the exporter removes. See `Options.flatten`."""
     from onnxscript import opset23
 
     op: Any = opset23
-    if dropout_p:
+    *words, rule = text.split(";")
+    said = {name: mask_packing.get(value[0], arrays, integers, reals) for name, *value in (x.split(" ") for x in words)}
+    if "dropout_p" in said:
         raise ValueError("onnx_translations: ONNX's Attention has no dropout; export the model in eval mode")
+    if missing := said.keys() - KNOWN:
+        raise ValueError(f"onnx_translations: ONNX's Attention has no {min(missing)}; leave it out of what is exported")
+    softcap, bias, sinks, gate = said.get("softcap", 0.0), *(said.get(x) for x in ("bias", "sinks", "head_gate"))
     Hkv, D = int(k.shape[1]), int(q.shape[3])
     wide = DOUBLE if int(q.dtype) == DOUBLE else FLOAT
     extra = [x for x in (bias, sinks, gate) if x is not None]
@@ -65,7 +69,7 @@ def _attention(
     one = op.Constant(value_ints=[1])
     L, S = op.Shape(q, start=2, end=3), op.Shape(k, start=2, end=3)
     all_scores = op.Concat(op.Shape(q, start=0, end=3), S, axis=0)  # B, H, L, S
-    allowed = op.Expand(_Rule(op, L, S, arrays, numbers).build(rule), all_scores) if rule else None
+    allowed = op.Expand(_Rule(op, L, S, arrays, integers).build(rule), all_scores) if rule else None
     added = allowed if bias is None else op.Expand(op.CastLike(bias, q), all_scores)
     if allowed is not None and (bias is not None or sinks is not None):
         nothing = op.CastLike(op.Constant(value_float=0.0), q)
@@ -132,10 +136,10 @@ def _scaled(op: Any, q: Any, scale: float, wide: bool) -> tuple[Any, float]:
 
 
 class _Rule:
-    """A packed mask (see `packing`) as ONNX operators: booleans that broadcast to [B, H, L, S]."""
+    """A packed mask (see `mask_packing`) as ONNX operators: booleans that broadcast to [B, H, L, S]."""
 
-    def __init__(self, op: Any, L: Any, S: Any, arrays: Sequence[Any], numbers: Sequence[Any]) -> None:
-        self.op, self.arrays, self.numbers = op, arrays, numbers
+    def __init__(self, op: Any, L: Any, S: Any, arrays: Sequence[Any], integers: Sequence[Any]) -> None:
+        self.op, self.arrays, self.integers = op, arrays, integers
         self.i = op.Unsqueeze(self._range(L), op.Constant(value_ints=[1]))  # [L, 1]
         self.j = self._range(S)  # [S]
         self.default_offset = op.Sub(S, L)
@@ -181,10 +185,7 @@ class _Rule:
         return self._value()  # dense
 
     def _value(self) -> Any:
-        word = next(self.words)
-        if word == "none":
-            return None
-        return (self.arrays if word[0] == "a" else self.numbers)[int(word[1:])]
+        return mask_packing.get(next(self.words), self.arrays, self.integers)
 
     def _integer(self, x: Any) -> Any:
         return self.op.Constant(value_int=x) if isinstance(x, int) else self.op.Cast(x, to=INT64)

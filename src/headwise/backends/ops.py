@@ -1,23 +1,22 @@
 """The compiled kernels as a torch operator, `headwise::attention`, so that torch.compile, torch.export and
 torch.func.vmap take them.
 
-An operator's arguments are tensors and numbers, so a mask travels as a short text with its arrays and integers
-beside it. Score functions and mask functions do not pass through it: `takes` says so. Its gradient is an operator too,
-`headwise::attention_backward`, so that training in a compiled graph needs no L x S array.
+An operator's arguments are tensors and numbers, so options travel as a short text with their arrays and numbers beside
+it (`Options.flatten`). Score functions and mask functions do not pass through it: `takes` says so. Its gradient is an
+operator too, `headwise::attention_backward`, so that training in a compiled graph needs no L x S array.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from headwise.backends import backward, choose, gradients
-from headwise.backends.packing import has_function, pack, unpack
+from headwise.backends import choose
+from headwise.backends.gradients import Again, recomputed
 from headwise.backends.row_sums import RowSums
-from headwise.scores import Options
+from headwise.options import Options
 from headwise.shapes import Sizes
 from headwise.tracing import differentiated
 
@@ -26,10 +25,9 @@ Tensor = torch.Tensor
 
 def takes(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
     """Why the operator cannot stand for this call; None where it can."""
-    o = options
-    if o.score_mod is not None or has_function(o.mask):
+    if options.has_function():
         return "score_mod and mask_mod do not pass through an operator"
-    tensors = [x for x in (q, k, v, o.bias, o.sinks, o.head_gate) if x is not None]
+    tensors = [q, k, v, *(x for _, x in options.arrays() if torch.is_tensor(x))]
     if any(x.device.type != "cpu" for x in tensors):
         return "the tensors are not on the CPU"
     if torch.compiler.is_compiling():
@@ -44,16 +42,9 @@ def attention(
     """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> out [B, H, L, Dv], lse [B, H, L], as one node of a
     graph. sums stays empty: a graph's node gives tensors and nothing beside them.
     """
-    o = options
-    arrays: list[Any] = []
-    numbers: list[int] = []
-    rule = "" if o.mask is None else pack(o.mask, arrays, numbers)
-    softcap = 0.0 if o.softcap is None else o.softcap
-    seed = torch.as_tensor(o.seed, device="cpu") if o.dropout_p else None
+    arrays, text, integers, reals = options.flatten()
     tensors = [torch.as_tensor(x, device="cpu") for x in arrays]
-    out, lse = attention_operator(
-        q, k, v, o.bias, o.sinks, o.head_gate, tensors, seed, rule, numbers, o.scale, softcap, o.dropout_p
-    )
+    out, lse = attention_operator(q, k, v, tensors, text, integers, options.scale, reals)
     return out, lse
 
 
@@ -62,18 +53,13 @@ def attention_operator(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    gate: Tensor | None,
     arrays: list[Tensor],
-    seed: Tensor | None,
-    rule: str,
-    numbers: list[int],
+    text: str,
+    integers: list[int],
     scale: float,
-    softcap: float,
-    dropout_p: float,
+    reals: list[float],
 ) -> tuple[Tensor, Tensor]:
-    o = _options(bias, sinks, gate, arrays, seed, rule, numbers, scale, softcap, dropout_p)
+    o = Options.unflatten(scale, arrays, text, integers, reals)
     with torch.no_grad():
         return choose.unseen(q, k, v, o, _sizes(q, k, v))
 
@@ -95,109 +81,83 @@ def backward_operator(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    gate: Tensor | None,
     arrays: list[Tensor],
-    seed: Tensor | None,
-    rule: str,
-    numbers: list[int],
+    text: str,
+    integers: list[int],
     scale: float,
-    softcap: float,
-    dropout_p: float,
+    reals: list[float],
 ) -> list[Tensor]:
-    o = _options(bias, sinks, gate, arrays, seed, rule, numbers, scale, softcap, dropout_p)
-    tensors = [q, k, v, bias, sinks, gate]
+    """Gradients of those of q, k, v and the arrays that are wanted."""
     # An operator's body runs below autograd: without its key let in again nothing in here could be differentiated.
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False):
-        return _recomputed(o, tensors, (out, lse), (grad_out, grad_lse), wanted)
+        return _gradients([q, k, v, *arrays], [text, integers, scale, reals], (out, lse), (grad_out, grad_lse), wanted)
 
 
-def _recomputed(
-    o: Options,
-    tensors: backward.Given,
+def _gradients(
+    tensors: Sequence[Tensor],
+    rest: Sequence[Any],
     results: Sequence[Tensor],
     grads: Sequence[Tensor],
     wanted: Sequence[bool],
     twice: bool = False,
 ) -> list[Tensor]:
-    q, k, v = tensors[:3]
-    assert q is not None and k is not None and v is not None
-    which = [n for n, x in enumerate(wanted) if x]
-
-    def options(given: backward.Given) -> Options:
-        bias, sinks, gate = given[3:]
-        return replace(o, bias=bias, sinks=sinks, head_gate=gate)
-
-    found = gradients.recomputed(options, _sizes(q, k, v), tensors, results, grads, which, twice)
-    return [_zeros(tensors[n]) if (x := found[n]) is None else x.contiguous() for n in which]
+    text, integers, scale, reals = rest
+    tensors = [x.view_as(x) for x in tensors]  # each itself, also where one tensor is given twice
+    q, k, v, *arrays = tensors
+    sizes = _sizes(q, k, v)
+    again = Again(Options.unflatten(scale, arrays, text, integers, reals), sizes)
+    given = again.given(q, k, v)
+    asked = [x for x, yes in zip(tensors, wanted, strict=True) if yes]
+    places = [next((n for n, y in enumerate(given) if y is x), None) for x in asked]
+    found = recomputed(again, sizes, given, results, grads, [n for n in places if n is not None], twice)
+    made = [None if n is None else found[n] for n in places]
+    return [x.new_zeros(x.shape) if y is None else y.contiguous() for x, y in zip(asked, made, strict=True)]
 
 
 @backward_operator.register_fake
-def _(_out: Tensor, _lse: Tensor, _grad_out: Tensor, _grad_lse: Tensor, wanted: list[bool], *args: Any) -> list[Tensor]:
-    return [_zeros(x) for x, asked in zip(args[:6], wanted, strict=True) if asked]
+def _(
+    _out: Tensor,
+    _lse: Tensor,
+    _grad_out: Tensor,
+    _grad_lse: Tensor,
+    wanted: list[bool],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    arrays: list[Tensor],
+    *_: Any,
+) -> list[Tensor]:
+    return [x.new_zeros(x.shape) for x, asked in zip((q, k, v, *arrays), wanted, strict=True) if asked]
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, arrays, seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, ctx.dropout_p = inputs
-    ctx.save_for_backward(*output, *tensors, seed, *arrays)
+    q, k, v, arrays, *ctx.rest = inputs
+    ctx.save_for_backward(*output, q, k, v, *arrays)
 
 
 def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # unpacked once, as torch.utils.checkpoint wants
-    out, lse, *tensors, seed = saved[:9]
-    arrays = list(saved[9:])
-    wanted = [x is not None and ctx.needs_input_grad[n] for n, x in enumerate(tensors)]
-    rest = (seed, ctx.rule, ctx.numbers, ctx.scale, ctx.softcap, ctx.dropout_p)
+    out, lse, *tensors = ctx.saved_tensors  # unpacked once, as torch.utils.checkpoint wants
+    q, k, v, *arrays = tensors
+    _, integers, _, reals = ctx.rest
+    *needed, of_arrays = ctx.needs_input_grad[:4]
+    wanted = [*needed, *(of_arrays if arrays else ())]
     twice, grads = torch.is_grad_enabled(), (grad_out, grad_lse)
     # The operator has no derivative, nor does it take torch's older batches.
     if twice or any(map(differentiated, grads)) or any(map(torch._C._functorch.is_legacy_batchedtensor, grads)):
-        bias, sinks, gate = tensors[3:]
-        o = _options(bias, sinks, gate, arrays, *rest)
-        found = iter(_recomputed(o, tensors, (out, lse), grads, wanted, twice))
+        found = iter(_gradients(tensors, ctx.rest, (out, lse), grads, wanted, twice))
     else:
-        found = iter(backward_operator(out, lse, grad_out, grad_lse, wanted, *tensors, arrays, *rest))
-    no_numbers: list[Any] | None = None if ctx.numbers else []  # torch takes an empty list for one of tensors
-    none = ([None] * len(arrays), None, None, no_numbers, None, None, None)
-    return *(next(found) if asked else None for asked in wanted), *none
+        found = iter(backward_operator(out, lse, *grads, wanted, q, k, v, arrays, *ctx.rest))
+    dq, dk, dv, *rest = (next(found) if asked else None for asked in wanted)
+    # torch takes an empty list for one of tensors
+    return dq, dk, dv, rest, None, None if integers else [], None, None if reals else []
 
 
 attention_operator.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
-def _zeros(x: Tensor | None) -> Tensor:
-    assert x is not None
-    return x.new_zeros(x.shape)
-
-
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> Sizes:
     (B, H, L, D), (_, Hkv, S, Dv) = q.shape, v.shape
     return Sizes(B, H, Hkv, L, S, D, Dv)
-
-
-def _options(
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    gate: Tensor | None,
-    arrays: list[Tensor],
-    seed: Tensor | None,
-    rule: str,
-    numbers: list[int],
-    scale: float,
-    softcap: float,
-    dropout_p: float,
-) -> Options:
-    mask = unpack(rule, arrays, numbers) if rule else None
-    return Options(
-        scale=scale,
-        mask=mask,
-        bias=bias,
-        softcap=softcap or None,
-        sinks=sinks,
-        head_gate=gate,
-        dropout_p=dropout_p,
-        seed=seed,
-    )
 
 
 def _entry(x: Any, dim: Any, n: int) -> Any:

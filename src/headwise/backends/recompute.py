@@ -16,10 +16,14 @@ import numpy as np
 
 from headwise.arrays import is_torch, like, to_numpy
 from headwise.backends import compiled, compiled_reads
+from headwise.backends.array_ops import score_block, score_points, sink_of
 from headwise.backends.blocks import VALUES, Block
 from headwise.backends.row_sums import RowSums
+from headwise.backends.softmax import softmax
 from headwise.expressions.nodes import TraceError
-from headwise.scores import Options
+from headwise.libraries import library_of
+from headwise.options import Options
+from headwise.options.places import Places
 from headwise.shapes import Sizes
 
 POINT_VALUES = 1 << 22  # values of q (and of k) gathered at a time for single places
@@ -52,13 +56,6 @@ class Recompute:
 
     def __init__(self, q: Any, k: Any, lse: Any, options: Options, sizes: Sizes, sums: RowSums) -> None:
         self.q, self.k, self.lse, self.options, self.sizes, self.sums = q, k, lse, options, sizes, sums
-
-    def _backend(self) -> Any:
-        if is_torch(self.q):
-            from headwise.backends import torch as backend
-        else:
-            from headwise.backends import plain as backend  # type: ignore[no-redef]
-        return backend
 
     # what the kernels divide by
 
@@ -160,7 +157,8 @@ class Recompute:
         start, stop = block.h.start, block.h.stop
         one_group = start // group == (stop - 1) // group
         if one_group or (start % group == 0 and stop % group == 0):
-            return self._backend().score_block(self.q, self.k, block, self.options, self.sizes)
+            with np.errstate(all="ignore"):
+                return score_block(self.q, self.k, block, self.options, self.sizes)
         cuts = sorted({start, *range(-(-start // group) * group, stop, group), stop})
         return self._cat([self.product(block._replace(h=slice(*cut))) for cut in itertools.pairwise(cuts)], 1)
 
@@ -171,9 +169,12 @@ class Recompute:
 
     def spread(self, s: Any, h: slice) -> tuple[Any, Own]:
         """Weights from the scores [b, h, l, s] of whole rows of the heads h, and what the rows come to."""
-        sinks = self.options.sinks
-        sink = None if sinks is None else like(sinks, s)[h, None]  # [h, 1]
-        return _spread_tensor(s, sink) if is_torch(s) else _spread_array(s, sink)
+        library, few = library_of(s), not is_torch(s) and s.size < compiled_reads.SMALL
+        found = softmax(library.cast(s, np.float64) if few else s, sink_of(self.options, h, s))
+        A = library.cast(found.weights, s.dtype)
+        if is_torch(s) or np.isnan(found.total).any():
+            A = library.function("where", s == -np.inf, 0.0, A)
+        return A, Own(found.top, found.total)
 
     # single places
 
@@ -232,7 +233,7 @@ class Recompute:
         for n in range(0, at[0].size, some):
             here = [x[n : n + some] for x in at]
             b, h, i, j = (self._index(x) for x in here)
-            s = self._backend().score_points(self.q, self.k, (b, h, i, j), self.options, self.sizes)
+            s = score_points(self.q, self.k, Places(b, h, i, j), self.options, self.sizes)
             if sums is not None:
                 top, total = (x[here[0], here[1], here[2]] for x in sums)
                 top = (top * np.float64(scale)).astype(total.dtype)
@@ -293,40 +294,3 @@ def _lse(own: Own) -> np.ndarray:
     top, total = (x.astype(np.float64) for x in own)
     lse: np.ndarray = np.where(total == 0, -np.inf, top + np.log(total))
     return lse
-
-
-def _spread_array(s: np.ndarray, sink: np.ndarray | None) -> tuple[np.ndarray, Own]:
-    """The softmax of s [b, h, l, s] and sink [h, 1] without the sink's share, 0 where s is -inf; its sums."""
-    top = s.max(3, initial=-np.inf)
-    if sink is not None:
-        sink = sink.astype(s.dtype)
-        top = np.maximum(top, sink)
-    top[top == -np.inf] = 0
-    A = np.subtract(s, top[..., None], dtype=np.float64 if s.size < compiled_reads.SMALL else s.dtype)
-    np.exp(A, out=A)
-    total = A.sum(3)
-    if sink is not None:
-        total = total + np.exp(sink - top)
-    if not total.all():
-        A /= np.where(total == 0, 1, total)[..., None]
-    else:
-        A /= total[..., None]
-    if np.isnan(total).any():
-        A[s == -np.inf] = 0
-    return A.astype(s.dtype, copy=False), Own(top, total)
-
-
-def _spread_tensor(s: Any, sink: Any) -> tuple[Any, Own]:
-    """The same on tensors."""
-    torch = sys.modules["torch"]
-    top = s.detach().amax(3) if s.shape[3] else s.detach().sum(3) - torch.inf
-    if sink is not None:
-        sink = sink.to(s.dtype)
-        top = torch.maximum(top, sink.detach())
-    top = torch.where(top == -torch.inf, 0.0, top)
-    p = torch.exp(s - top[..., None])
-    total = p.sum(3)
-    if sink is not None:
-        total = total + torch.exp(sink - top)
-    A = torch.where(s == -torch.inf, 0.0, p / torch.where(total == 0, 1.0, total)[..., None])
-    return A, Own(top, total)

@@ -18,6 +18,8 @@ COMPARISONS = {"less", "less_equal", "greater", "greater_equal", "equal", "not_e
 REAL_ONLY = {"divide", "exp", "exp2", "log", "tanh", "sqrt", "sigmoid"}
 ARITHMETIC = {"add", "subtract", "multiply", "floor_divide", "remainder", "minimum", "maximum"}
 LOGIC = {"bitwise_and", "bitwise_or", "bitwise_xor"}
+
+
 class TraceError(TypeError):
     """A function does something that cannot be compiled; the message says what."""
 
@@ -95,3 +97,10 @@ def substitute(tree: Node, score: Node) -> Node:
     if tree == SCORE:
         return score
     return tuple(substitute(x, score) if isinstance(x, tuple) else x for x in tree)
+
+
+def element(array: Any, captures: Captures) -> Node:
+    """The element at (b, h, i, j) of an array that broadcasts to [B, H, L, S]."""
+    letters = (B, H, I, J)[4 - array.ndim :]
+    at = (x if n != 1 else ("int", 0) for x, n in zip(letters, array.shape, strict=True))
+    return ("at", captures.array(array), *at)

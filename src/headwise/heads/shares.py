@@ -137,13 +137,13 @@ def _visible(weights: Weights, b: int, pairs: Pairs) -> Pairs:
     """The places that the mask lets a query see; masks that differ by head are rare, and head 0 speaks for all."""
     i, j = pairs
     options = weights._options
-    if not len(i) or (options.mask is None and options.bias is None):
+    if not len(i) or (options.mask is None and not options.may_hide()):
         return pairs
-    if options.bias is None and options.mask is not None and options.score_mod is None:
+    if options.mask is not None and not options.may_hide():
         at = np.full(len(i), b + weights._batch.start)
         seen = np.asarray(to_numpy(options.mask.allowed(at, at * 0, i, j, weights._sizes)))
         seen = np.broadcast_to(seen, i.shape)
-    else:  # a bias can hide too
+    else:  # an option can hide too
         seen = to_numpy(weights.scores[b, 0, i, j]) > -np.inf
     return i[seen], j[seen]
 

@@ -164,8 +164,8 @@ def _breadth(weights: Weights, entropy: Array, real: Array, rows: Array) -> Arra
 
 def _allowed(weights: Weights, b: Array, i: Array, j: Array) -> Array:
     """Which places a query may see; masks that differ by head are rare, and head 0 speaks for all."""
-    mask, bias = weights._options.mask, weights._options.bias
-    if bias is not None and bool((bias == -torch.inf).any()):  # it hides too
+    mask = weights._options.mask
+    if weights._options.may_hide():
         return np.asarray(to_numpy(weights.scores[b, b * 0, i, j]) > -np.inf)
     if mask is None:
         return np.ones(np.broadcast_shapes(b.shape, i.shape, j.shape), bool)

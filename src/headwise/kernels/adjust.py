@@ -24,8 +24,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a kernel does to scores: the score after softcap, score_mod and bias; the mask; and what these two refer
-    to.
+    """What a kernel does to scores: the score after all options of the score; the mask; what these two refer to; and,
+    for gradients, the changed score's derivative by the score, None where it is 1.
     """
 
     change: Node | None = None
@@ -33,6 +33,7 @@ class Rules:
     operands: tuple[Operand, ...] = ()
     integers: int = 0
     numbers: int = 0
+    slope: Node | None = None
 
     def signature(self) -> list[tuple[str, str]]:
         """The arguments needed: for each array its address, strides (in elements) and sizes; then integers, then
@@ -97,6 +98,7 @@ class Scores:
     tiles: Pointer  # room for what is fetched of arrays
     KB: int  # keys that there is room for
     top: Pointer | None = None  # each query's largest score, to be kept up
+    slopes: Pointer | None = None  # where the changed scores' derivatives go, as S lies
 
 
 class Adjuster:
@@ -186,18 +188,18 @@ class Adjuster:
         whole = m.scalar(0) if whole is None else whole
         if rules.visible and rules.change:
             for masked in m.either(part == 1):
-                self._block([rules.change], rules.visible if masked else None, block, nk, scores, whole)
+                self._block(rules, rules.visible if masked else None, block, nk, scores, whole)
         elif rules.visible:
             for _ in m.when(part == 1):
-                self._block([], rules.visible, block, nk, scores, whole)
+                self._block(rules, rules.visible, block, nk, scores, whole)
         elif rules.change:
-            self._block([rules.change], None, block, nk, scores, whole)
+            self._block(rules, None, block, nk, scores, whole)
 
-    def _block(
-        self, changes: list[Node], visible: Node | None, block: Place, nk: Value, scores: Scores, whole: Value
-    ) -> None:
+    def _block(self, rules: Rules, visible: Node | None, block: Place, nk: Value, scores: Scores, whole: Value) -> None:
         m, n = self.m, self.m.lanes
-        trees = [*changes, *([visible] if visible else [])]
+        change = rules.change
+        slope = rules.slope if scores.slopes is not None else None
+        trees = [x for x in (change, visible) if x is not None]
         tiles = [x for tree in trees for x in self.tiles_of(tree)]
         for v in m.range(0, scores.QB // n):
             place = block.at(i=block.i + v * n)
@@ -206,7 +208,7 @@ class Adjuster:
                 where = (scores.tiles + len(fetched) * scores.KB * n).to(self.kept_as(node))
                 self.fetch(node, place, nk, where)
                 fetched.append((node, where))
-            for tree in trees:
+            for tree in (*trees, slope):
                 self.prepare(tree, place)
             top = None if scores.top is None else m.var(m.load(scores.top + v * n))
             ranges = [(m.scalar(0), whole, None), (whole, nk, visible)] if visible else [(m.scalar(0), nk, None)]
@@ -217,11 +219,13 @@ class Adjuster:
                     one = place.at(j=block.j + j, score=x)
                     for node, where in fetched:
                         one.known[node] = self.fetched(node, where + j * n)
-                    for tree in changes:
-                        x = self.vector(tree, one)
+                    if change is not None:
+                        x = self.vector(change, one)
+                    if slope is not None and scores.slopes is not None:
+                        m.store(self._real(slope, one), scores.slopes + (j * scores.QB + v * n))
                     if mask:
                         x = m.select(self.vector(mask, one), x, -m.splat(float("inf")))
-                    if changes or mask:
+                    if change is not None or mask:
                         m.store(x, here)
                     if top is not None:
                         top.v = m.max(x, top.v)

@@ -1,10 +1,11 @@
 """Gradients of fused attention, from q, k, v, each row's largest score M and sum W, and the gradients of out and lse,
 over blocks of queries and keys:
 
-    P = exp(s - M) / W    dP = dout V^T        dS = P * (dP + share)
+    P = exp(s - M) / W    dP = dout V^T        dS = P * (dP + share) * slope
     dV = P^T dout         dK = scale dS^T Q    dQ = scale dS K
 
-share [b, h, i] = dlse - sum_j P dP (Dao et al., 2022, appendix B.2). As in `forward` queries run along the lanes for S,
+share [b, h, i] = dlse - sum_j P dP (Dao et al., 2022, appendix B.2); slope [b, h, i, j] is the derivative of what the
+options make of a score, 1 where they only add to it. As in `forward` queries run along the lanes for S,
 dP and dQ; widths do for dV and dK; and long sums are sums of sums: of a block, of a stretch of blocks, of stretches.
 """
 
@@ -24,7 +25,7 @@ MANY = 32  # blocks of queries whose part of dK and dV is put together, in scrat
 
 @dataclass(frozen=True)
 class Backward(Program):
-    """All that a backward kernel is specialised to. Whatever changes the scores must only add to them."""
+    """All that a backward kernel is specialised to."""
 
     dtype: str  # of everything: f32 f64
     D: int
@@ -93,6 +94,7 @@ class Layout:
             ("G", self.QB * self.v_width),
             ("P", (KB + 8) * self.QB),
             ("dS", (KB + 8) * self.QB),
+            ("slopes", (KB + 8) * self.QB if s.rules.slope else 0),
             ("tiles", len(tiles) * KB * n),
         ):
             self.at[name] = self.size
@@ -108,6 +110,7 @@ class _Program:
         self.Qt, self.Gt, self.dQt, self.Q, self.G = (at[x] for x in ("Qt", "Gt", "dQt", "Q", "G"))
         self.before = at["dQt_before"]
         self.P, self.dS, self.tiles = at["P"], at["dS"], at["tiles"]
+        self.slopes = at["slopes"] if s.rules.slope else None
         self.rows_at_once = rows_in_registers(m.registers, s.width)
         self.columns = 4 if m.registers == 32 else 3  # vectors of widths whose sums stay in registers
         self.narrow = narrow(s.D)
@@ -161,7 +164,7 @@ class _Program:
                             here = k + j * A["k_l"]
                             self.scores(here, nk)
                             place = Place(b, h, i0, j)
-                            scores = Scores(self.P, self.QB, self.tiles, KB)
+                            scores = Scores(self.P, self.QB, self.tiles, KB, slopes=self.slopes)
                             self.adjuster.block(self.s.rules, place, nk, partly, scores)
                             self.weights(place, v + j * A["v_l"], nk, row)
                             self.to_rows(self.P, self.G, v_width, nk, dv + (j - start) * v_width)
@@ -230,7 +233,9 @@ class _Program:
         return m.products(shape, lambda r, d: places[r] + d, lambda d: columns + d * self.QB, width, lanewise)
 
     def weights(self, block: Place, v: Pointer, nk: Value, row: Value) -> None:
-        """P := exp(s - M) / W, dS = P * (dP + share); what dropout takes away is missing in P afterwards and in dP."""
+        """P := exp(s - M) / W, dS = P * (dP + share) * slope; what dropout takes away is missing in P afterwards and in
+        dP.
+        """
         m, n = self.m, self.n
         lots = [self.dropout_row(block, u * n) for u in range(self.nv)] if self.s.dropout else None
         for j in m.range(0, nk, self.rows_at_once):
@@ -248,7 +253,10 @@ class _Program:
                         thinned, dp = p * factor, dp * factor
                     m.store(thinned, self.P + at)
                     # where nothing is seen neither a NaN of dout nor a dP beyond the largest number may matter
-                    m.store(m.select(p > self.zero, p * (dp + share), self.zero), self.dS + at)
+                    ds = p * (dp + share)
+                    if self.slopes is not None:
+                        ds = ds * m.load(self.slopes + (m.min(nk - 1, j + r) * self.QB + u * n))
+                    m.store(m.select(p > self.zero, ds, self.zero), self.dS + at)
 
     def dropout_row(self, block: Place, i: int) -> Value:
         m, A = self.m, self.A

@@ -13,7 +13,7 @@ import numpy as np
 
 from headwise import masks
 from headwise.arrays import is_torch, to_numpy
-from headwise.expressions.nodes import B, Captures, H, I, J, Node, TraceError, kind
+from headwise.expressions.nodes import B, Captures, H, I, J, Node, TraceError, element, kind
 from headwise.expressions.record import trace
 from headwise.shapes import Sizes
 
@@ -82,13 +82,6 @@ def _leaf(mask: masks.Mask, sizes: Sizes, captures: Captures) -> Node:
     raise TraceError(f"attention: mask of type {type(mask).__name__} has no rule for kernels")
 
 
-def element(array: Any, captures: Captures) -> Node:
-    """The element at (b, h, i, j) of an array that broadcasts to [B, H, L, S]."""
-    letters = (B, H, I, J)[4 - array.ndim :]
-    at = (x if n != 1 else ("int", 0) for x, n in zip(letters, array.shape, strict=True))
-    return ("at", captures.array(array), *at)
-
-
 def _per_batch(x: Any, captures: Captures) -> Node:
     if getattr(x, "ndim", 0) == 0:
         return captures.integer(int(x))
@@ -107,6 +100,7 @@ def _moved(offset: Any, by: int, captures: Captures) -> Node:
 
 def spans(mask: masks.Mask, sizes: Sizes, i0: np.ndarray, i1: np.ndarray) -> Spans:
     """For blocks of queries i0 <= i < i1: which keys any of them sees at all, and which all of them see."""
+
     def joined(m: masks.Mask, found: list[Spans]) -> Spans:
         if isinstance(m, masks._Not):
             return _without(found[0], sizes.S)

@@ -6,12 +6,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from headwise.arrays import is_jax
 from headwise.arrays import like as moved
 from headwise.libraries.library import Library
 
 
 class _Jax(Library):
+    differentiable = True
+
+    def result(self, x: Any, s: Any) -> Any:
+        return jnp.asarray(x)
+
     def work_dtype(self, x: Any) -> Any:
         return jnp.dtype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
 
@@ -53,3 +60,40 @@ class _Jax(Library):
 
 
 JAX = _Jax()
+
+
+def as_jax(x: Any) -> Any:
+    """x as a JAX array in JAX's own default types; integers that those do not hold become floating-point numbers."""
+    if is_jax(x):
+        found: Any = whole_bytes(x)
+        return found
+    x = np.asarray(x)
+    if x.dtype.kind in "iu" and jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype:
+        x = x.astype(np.float64)
+    return jnp.asarray(x.astype(x.dtype.newbyteorder("="), copy=False))
+
+
+def check_devices(named: dict[str, Any], op: str = "attention") -> None:
+    """Raises TypeError where arrays that are tied to their devices are not all on the same ones."""
+    first: tuple[str, Any] | None = None
+    for name, x in named.items():
+        if not is_jax(x) or isinstance(x, jax.core.Tracer) or not x.committed:
+            continue
+        if first is None:
+            first = name, x.devices()
+        elif x.devices() != first[1]:
+            where, found = (", ".join(sorted(map(str, y))) for y in (first[1], x.devices()))
+            raise TypeError(
+                f"{op}: {name} must be on {first[0]}'s device {where}; got {found}; "
+                "move one of them with jax.device_put"
+            )
+
+
+def traced(*arrays: Any) -> bool:
+    """Whether a transformation is at work on one of them, so that values cannot be looked at."""
+    return any(isinstance(x, jax.core.Tracer) for x in arrays)
+
+
+def whole_bytes(x: Any) -> Any:
+    """x; integers of 2 and 4 bits, which XLA keeps otherwise than NumPy, widened."""
+    return x.astype(np.int32) if x.dtype.name in ("int2", "int4", "uint2", "uint4") else x

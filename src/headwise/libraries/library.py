@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 
@@ -26,6 +27,10 @@ class Library(ABC):
         """NumPy's function of this name (where, minimum, maximum, exp, exp2, log, tanh, sqrt, sigmoid, floor) of arrays
         and numbers.
         """
+
+    def last(self, name: str, x: Any, *others: Any) -> Any:
+        """The same, where nobody looks at x afterwards: the result may take its place."""
+        return self.function(name, x, *others)
 
     @abstractmethod
     def arange(self, start: Any, stop: Any, like: Any) -> Any:
@@ -54,6 +59,16 @@ class Library(ABC):
     @abstractmethod
     def learns(self, *arrays: Any) -> bool:
         """Whether a gradient of one of them may be asked for."""
+
+    differentiable = False  # whether gradients may pass through its operations
+
+    def calling(self, s: Any) -> AbstractContextManager[Any]:
+        """Within it a function of the user's is called with the scores s."""
+        return nullcontext()
+
+    def result(self, x: Any, s: Any) -> Any:
+        """What such a function returned, as an array where this library lets numbers stand for arrays."""
+        return x
 
     @abstractmethod
     def product(self, x: Any, y: Any) -> Any:

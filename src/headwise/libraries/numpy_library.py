@@ -26,6 +26,9 @@ class _NumPy(Library):
             return 1 / (1 + np.exp(-x))
         return getattr(np, name)(*operands)
 
+    def last(self, name: str, x: Any, *others: Any) -> Any:
+        return getattr(np, name)(x, *others, out=x)
+
     def arange(self, start: Any, stop: Any, like: Any) -> Any:
         return np.arange(start, stop)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,11 +10,20 @@ import torch
 from headwise import tracing
 from headwise.arrays import like as moved
 from headwise.libraries.library import Library
+from headwise.libraries.wide_indices import wide_indices
 
 Tensor = torch.Tensor
 
 
 class _Torch(Library):
+    differentiable = True
+
+    def calling(self, s: Tensor) -> AbstractContextManager[Any]:
+        return wide_indices(s)
+
+    def result(self, x: Any, s: Tensor) -> Any:
+        return torch.as_tensor(x, device=s.device) if isinstance(x, int | float) else x
+
     def work_dtype(self, x: Tensor) -> torch.dtype:
         return torch.float64 if x.dtype == torch.float64 else torch.float32
 
@@ -34,6 +43,8 @@ class _Torch(Library):
             x, y = operands
             dtype = torch.result_type(x, y)
             return getattr(torch, name)(_as_tensor(x, y, dtype=dtype), _as_tensor(y, x, dtype=dtype))
+        if name == "divide":
+            return torch.divide(*operands)
         (x,) = operands
         if name == "floor" and not torch.is_tensor(x):
             return x // 1

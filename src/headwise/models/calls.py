@@ -14,11 +14,13 @@ from typing import Any
 import torch
 
 from headwise import masks
+from headwise.arrays import detached
 from headwise.backends.row_sums import RowSums, joined
 from headwise.models.carrier import Plan
 from headwise.models.interface import Seen
 from headwise.models.texts import Text
-from headwise.scores import Options
+from headwise.options import Options
+from headwise.options.options import alike, joined_options
 from headwise.shapes import Sizes
 from headwise.weights import Weights
 
@@ -33,11 +35,10 @@ class Call:
     out: list[Tensor]  # [B, H, l, Dv]
     lse: list[Tensor]  # [B, H, l]
     sums: list[RowSums]  # what the kernels left of the rows
-    bias: list[Tensor | None]  # broadcasts to [B, H, l, s]
     left: list[tuple[Tensor, Tensor]]  # keys and values before those of k and v
     k: Tensor  # [B, Hkv, s, D]
     v: Tensor  # [B, Hkv, s, Dv]
-    options: Options
+    options: list[Options]  # alike but for what is given query by query
     plan: Plan | None
     start: int  # position of the first query
     key_start: int  # position of the first key
@@ -82,11 +83,11 @@ class Call:
         v = _joined([*(v for _, v in self.left), self.v], 2)
         B, H, L, D = q.shape
         sizes = Sizes(B, H, k.shape[1], L, k.shape[2], D, v.shape[3])
-        options = self.options
+        options = self.options[0]
         if len(self.q) > 1:
             mask = None if self.plan is None else self.plan.place(self.start, self.key_start, L, sizes.S).mask
             steps = [piece.shape[2] for piece in self.q]
-            options = replace(options, mask=mask, bias=_joined_bias(self.bias, steps, sizes.S))
+            options = replace(joined_options(self.options, lambda pieces: _rows(pieces, steps, sizes.S)), mask=mask)
         if len(self.sums) > 1:  # what is found at the first look is there at the second
             self.sums = [joined(self.sums, lambda pieces: torch.cat(pieces, 3))]
         return Weights(q, k, v, out, lse, options, sizes, sums=self.sums[0])
@@ -113,7 +114,7 @@ def new_call(seen: Seen, chosen: list[int] | None = None, text: Text | None = No
     """
     w, plan, cross = seen.weights, seen.plan, seen.place.cross
     q, k, v, out, lse = (x.detach() for x in (w._q, w._k, w._v, w._out, w._lse))
-    options, sums = _detached(w._options), w._sums
+    options, sums = w._options.map(detached), w._sums
     if chosen is not None:
         group = w._sizes.group
         q, out, lse = (x[:, chosen] for x in (q, out, lse))
@@ -125,11 +126,10 @@ def new_call(seen: Seen, chosen: list[int] | None = None, text: Text | None = No
         out=[out],
         lse=[lse],
         sums=[sums],
-        bias=[options.bias],
         left=[],
         k=k,
         v=v,
-        options=options,
+        options=[options],
         plan=plan,
         start=seen.run.past if cross or plan is None else plan.q_offset,
         key_start=key_start,
@@ -179,7 +179,7 @@ def join(old: Call, new: Call, came: list[list[int]]) -> None:
     old.out += new.out
     old.lse += new.lse
     old.sums += new.sums
-    old.bias += new.bias
+    old.options += new.options
     old.text = None if old.text is None or new.text is None else old.text.joined(new.text)
     old.real, old.plan = new.real, new.plan
     if old.cross:
@@ -192,15 +192,15 @@ def join(old: Call, new: Call, came: list[list[int]]) -> None:
 
 def _continuation(old: Call, new: Call, beside: Call | None) -> list[list[int]] | None:
     """The entries of `old` each entry of `new` may go on from; None where `new` is no next step under the same rule."""
-    alike = (
+    follows = (
         new.start > 0
         and new.start == old.start + old.L
         and old.k.shape[:2] == new.k.shape[:2]
         and old.k.dtype == new.k.dtype
-        and same_options(old.options, new.options)
+        and alike(old.options[0], new.options[0], torch.equal)
         and _same_rule(old, new)
     )
-    if not alike or (not old.cross and not old.at <= new.at <= old.end <= new.end):
+    if not follows or (not old.cross and not old.at <= new.at <= old.end <= new.end):
         return None
     if not old.cross and _sees_gone_keys(old, new):
         return None
@@ -212,7 +212,7 @@ def _continuation(old: Call, new: Call, beside: Call | None) -> list[list[int]] 
 def _same_rule(old: Call, new: Call) -> bool:
     """Whether one mask, a function of positions, holds for both: for self-attention it must hide later keys."""
     if old.plan is None or new.plan is None:
-        return old.cross and old.plan is new.plan and old.options.mask is new.options.mask is None
+        return old.cross and old.plan is new.plan and old.options[0].mask is new.options[0].mask is None
     if not old.cross and not (old.plan.causal and new.plan.causal):
         return False
     return old.plan.signature is not None and old.plan.signature == new.plan.signature
@@ -227,14 +227,6 @@ def _sees_gone_keys(old: Call, new: Call) -> bool:
         return False
     seen = replace(new.plan.place(new.start, old.at, 1, gone), dtype=torch.bool)
     return bool(seen.dense().any())
-
-
-def same_options(old: Options, new: Options) -> bool:
-    """Whether two calls of a layer score alike, mask and bias aside."""
-    sinks = old.sinks is new.sinks or (
-        old.sinks is not None and new.sinks is not None and torch.equal(old.sinks, new.sinks)
-    )
-    return old.scale == new.scale and old.softcap == new.softcap and sinks and (old.bias is None) == (new.bias is None)
 
 
 def _sources(before: Tensor, after: Tensor) -> list[list[int]] | None:
@@ -273,7 +265,8 @@ def _reorder(call: Call, order: list[int]) -> None:
     def pick(x: Any) -> Any:
         return x if x is None or x.shape[0] != len(order) else x[at]
 
-    call.q, call.out, call.lse, call.bias = ([pick(x) for x in xs] for xs in (call.q, call.out, call.lse, call.bias))
+    call.q, call.out, call.lse = ([pick(x) for x in xs] for xs in (call.q, call.out, call.lse))
+    call.options = [x.along("B", lambda x, axis: x.index_select(axis, at)) for x in call.options]
     call.sums = [x.map(lambda x: x[:, at]) for x in call.sums]
     call.left = [(pick(k), pick(v)) for k, v in call.left]
     call.k, call.v = pick(call.k), pick(call.v)
@@ -296,33 +289,23 @@ def _share_keys(calls: list[Call], new: Call) -> None:
         old.k, old.v = new.k[:, :, : old.k.shape[2]], new.v[:, :, : old.k.shape[2]]
 
 
-def _detached(options: Options) -> Options:
-    sinks = None if options.sinks is None else options.sinks.detach()
-    return replace(options, sinks=sinks, bias=None if options.bias is None else options.bias.detach())
-
-
 def _chosen(options: Options, heads: list[int]) -> Options:
-    """The options of some heads: only sinks, a bias and a mask that a model wrote out itself differ by head."""
-    bias, mask, sinks = options.bias, options.mask, options.sinks
-    if bias is not None and bias.shape[1] > 1:
-        bias = bias[:, heads]
+    """The options of some heads; a mask that a model wrote out itself may differ by head, too."""
+    mask, at = options.mask, torch.tensor(heads)
     if isinstance(mask, masks._Dense) and mask.array.ndim >= 3 and mask.array.shape[-3] > 1:
         mask = masks.dense(mask.array[..., heads, :, :])
-    return replace(options, bias=bias, mask=mask, sinks=None if sinks is None else sinks[heads])
+    return replace(options.along("H", lambda x, axis: x.index_select(axis, at.to(x.device))), mask=mask)
 
 
 def _joined(pieces: list[Tensor], axis: int) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
 
 
-def _joined_bias(pieces: list[Tensor | None], steps: list[int], S: int) -> Tensor | None:
-    """The biases of the steps as one [b, h, L, S]; keys a step had not seen yet get 0, which the mask hides."""
-    there = [x for x in pieces if x is not None]
-    if not there:
-        return None
-    b, h = (max(x.shape[axis] for x in there) for axis in (0, 1))
+def _rows(pieces: list[Tensor], steps: list[int], S: int) -> Tensor:
+    """What steps add to their scores as one [b, h, L, S]; keys a step had not seen yet get 0, which the mask hides."""
+    b, h = (max(x.shape[axis] for x in pieces) for axis in (0, 1))
     rows = []
-    for x, l in zip(there, steps, strict=True):
+    for x, l in zip(pieces, steps, strict=True):
         s = x.shape[3] if x.shape[3] > 1 else S
         rows.append(torch.nn.functional.pad(x.expand(b, h, l, s), (0, S - s)))
     return torch.cat(rows, 2)

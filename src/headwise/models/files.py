@@ -26,15 +26,15 @@ from headwise.models.kept import ReadCall
 from headwise.models.kept_text import KeptTokenizer, separators_of, tokens_of
 from headwise.models.texts import Text
 from headwise.models.watch import Heads, Part
+from headwise.options import Options
 from headwise.reading import Reads
-from headwise.scores import Options
-from headwise.shapes import Sizes, check_broadcast, check_dtypes, check_sinks, check_sizes
+from headwise.shapes import Sizes, check_dtypes, check_sizes
 from headwise.weights import Check
 
 Tensor = torch.Tensor
 
-VERSION = 2
-READS = (1, 2)  # of version 1: a call has the ids of its queries alone
+VERSION = 3
+READS = (1, 2, 3)  # of version 1: a call has the ids of its queries alone
 SAID = "headwise"  # the name of the array that holds the JSON
 PROOF = "headwise_crc"  # the name of the array that holds the JSON's checksum
 PROVED = 1 << 20  # bytes of an array whose checksum is compared when the file is opened
@@ -124,7 +124,7 @@ def open(path: str | os.PathLike[str]) -> Heads:
     try:
         said = json.loads(bytes(arrays[SAID].numpy()).decode("utf-8", "surrogatepass"))
         if said["version"] not in READS:
-            _wrong(f"its version is {said['version']}, this headwise reads {' and '.join(map(str, READS))}")
+            _wrong(f"its version is {said['version']}, this headwise reads {READS[0]} to {READS[-1]}")
         _prove(said, arrays)
         return _heads(said, arrays)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
@@ -204,8 +204,8 @@ def _maybe(x: Any, put: Callable[[Any], str]) -> str | None:
 def _call(call: Any, put: Callable[[Any], str]) -> dict[str, Any]:
     w = call.weights()
     options = w._options
-    arrays = {"q": w._q, "k": w._k, "v": w._v, "out": w._out, "lse": w._lse, "bias": options.bias}
-    arrays |= {"sinks": options.sinks, "real": call.real, "key_real": call.key_real}
+    arrays = {"q": w._q, "k": w._k, "v": w._v, "out": w._out, "lse": w._lse}
+    arrays |= {"real": call.real, "key_real": call.key_real}
     sums = w._sums.map(lambda x: x)
     arrays["sums"] = sums.values
     return {
@@ -214,8 +214,7 @@ def _call(call: Any, put: Callable[[Any], str]) -> dict[str, Any]:
         "text": _written_text(call.text, put),
         "mask": kept_masks.written(options.mask, w._sizes, put),
         "scale": options.scale,
-        "softcap": options.softcap,
-        "dropout": options.dropout_p,
+        "options": options.written(put),
         "start": call.start,
         "key_start": call.key_start,
         "cross": call.cross,
@@ -325,32 +324,22 @@ def _opened(said: dict[str, Any], arrays: dict[str, Tensor]) -> Call:
     sums = RowSums(named.get("sums"), str(said.get("sums_by", "")))  # older files have none
     if sums.values is not None and (sums.values.shape != (2, B, H, L) or sums.values.dtype != real):
         _wrong(f"sums is {sums.values.dtype} {tuple(sums.values.shape)}, which does not go with q {tuple(q.shape)}")
-    bias, sinks = named["bias"], named["sinks"]
-    if bias is not None:
-        check_broadcast("bias", tuple(bias.shape), sizes, "a call")
-        if bias.ndim != 4 or not bias.is_floating_point():
-            _wrong(f"the bias is {bias.dtype} {tuple(bias.shape)}")
-    if sinks is not None:
-        check_sinks(sinks, sizes, "a call")
-        if not sinks.is_floating_point():
-            _wrong(f"the sinks are {sinks.dtype}")
     mask = kept_masks.read(said["mask"], arrays.__getitem__)
     if mask is not None:
         mask.check(sizes, "a call")
     if not isinstance(said["cross"], bool):
         _wrong(f"a call's cross must be true or false; it is {said['cross']!r}")
-    softcap = None if said["softcap"] is None else float(said["softcap"])
-    options = Options(float(said["scale"]), mask, bias, softcap, sinks=sinks, dropout_p=float(said["dropout"]))
+    given = said["options"] if "options" in said else _options_before_3(said)
+    options = Options.read(float(said["scale"]), mask, given, arrays.__getitem__, sizes, "a call")
     return Call(
         q=[q],
         out=[out],
         lse=[lse],
         sums=[sums],
-        bias=[bias],
         left=[],
         k=k,
         v=v,
-        options=options,
+        options=[options],
         plan=None,
         start=int(said["start"]),
         key_start=int(said["key_start"]),
@@ -360,6 +349,17 @@ def _opened(said: dict[str, Any], arrays: dict[str, Tensor]) -> Call:
         key_real=_per_text("key_real", named, sizes, sizes.S if said["cross"] else None),
         cross=said["cross"],
     )
+
+
+def _options_before_3(said: dict[str, Any]) -> list[list[Any]]:
+    """What files of versions 1 and 2 say of options, as those of version 3 do."""
+    at, found = said["arrays"], []
+    if said["softcap"] is not None:
+        found.append(["softcap", float(said["softcap"])])
+    found += [[name, {"array": at[name]}] for name in ("bias", "sinks") if at[name] is not None]
+    if said["dropout"]:
+        found.append(["dropout_p", float(said["dropout"]), None])
+    return found
 
 
 def _opened_text(said: dict[str, Any], arrays: dict[str, Tensor], B: int, start: int, L: int) -> Text | None:

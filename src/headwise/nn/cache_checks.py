@@ -112,9 +112,7 @@ def check_crop(lengths: Any, held: list[int]) -> list[int]:
             f"got {_shown(lengths)}"
         )
     if any(not 0 <= n <= m for n, m in zip(kept, held, strict=True)):
-        raise ValueError(
-            f"KVCache.crop: lengths must lie between 0 and what is held, {held}; got {_shown(lengths)}"
-        )
+        raise ValueError(f"KVCache.crop: lengths must lie between 0 and what is held, {held}; got {_shown(lengths)}")
     return kept
 
 

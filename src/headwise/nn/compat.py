@@ -74,9 +74,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             "batch_first": batch_first,
         }
         checks.check_arguments(embed_dim, num_heads, dropout, kdim, vdim, flags)
-        super().__init__(
-            embed_dim, num_heads, dropout, **flags, kdim=kdim, vdim=vdim, device=device, dtype=dtype
-        )
+        super().__init__(embed_dim, num_heads, dropout, **flags, kdim=kdim, vdim=vdim, device=device, dtype=dtype)
         self.register_forward_pre_hook(take_no_fast_path)
 
     def forward(

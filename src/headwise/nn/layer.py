@@ -280,9 +280,7 @@ class MultiHeadAttention(AttentionParameters):
         )
 
 
-def project(
-    layer: AttentionParameters, x: Tensor, context: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def project(layer: AttentionParameters, x: Tensor, context: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q [B, H, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] from x [B, L, E], context [B, S, Ec], value [B, S, Ev]."""
     q, k, v = projections.products(layer.projections()[:3], layer.fused, x, context, value)
     return (

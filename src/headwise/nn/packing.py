@@ -77,9 +77,7 @@ def _boundaries(name: str, cu: Any, letter: str, T: int, device: torch.device) -
         raise TypeError(f"{OP}: {name} must be integers [N + 1]; got {found.dtype} {tuple(found.shape)}")
     values = known(found)
     if values is not None and (values[0] != 0 or values[-1] != T or (values[1:] < values[:-1]).any()):
-        raise ValueError(
-            f"{OP}: {name} must rise from 0 to {letter}={T}, the number of tokens; got {values.tolist()}"
-        )
+        raise ValueError(f"{OP}: {name} must rise from 0 to {letter}={T}, the number of tokens; got {values.tolist()}")
     return found.long()
 
 

@@ -115,9 +115,7 @@ class RotaryEmbedding(nn.Module):
             parts = [a * cos - b * sin, b * cos + a * sin]
         return torch.cat([*parts, rest], -1).to(x.dtype)
 
-    def both(
-        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, alike: bool
-    ) -> tuple[Tensor, Tensor]:
+    def both(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, alike: bool) -> tuple[Tensor, Tensor]:
         """q [B, H, L, D] and k [B, Hkv, S, D] turned by positions [L] or [B, L], [S] or [B, S]; alike: by the same."""
         table = _for_heads(self.table(queries, q.dtype, None if alike else keys))
         return self.rotate(q, table), self.rotate(k, table if alike else _for_heads(self.table(keys, k.dtype, queries)))

@@ -44,17 +44,13 @@ def _own(layer: Any, x: Tensor, context: Any = None, value: Any = None, **option
     for name in ("weights", "return_lse", "head_outputs", "contributions", "cache", "lengths"):
         if options.get(name) is not None and options[name] is not False:
             raise TypeError(f"{OP}: {name} must be left out (a trace holds every step of one whole call); got it")
-    output, weights, out, _ = layer(
-        x, context, value, weights=True, head_outputs=True, contributions=True, **options
-    )
+    output, weights, out, _ = layer(x, context, value, weights=True, head_outputs=True, contributions=True, **options)
     q, k, v = scored(weights)
     keys = x if context is None else context
     reads = _reads(layer, weights)  # a query head of each key head
     raw_q, raw_k, _ = project(layer, x, keys, keys if value is None else value)
     raw_k = raw_k[..., [layer.kv_head(h) for h in reads], :, :]
-    between = tuple(
-        name for name, part in (("norm", layer.q_norm), ("rotary", layer.rotary)) if part is not None
-    )
+    between = tuple(name for name, part in (("norm", layer.q_norm), ("rotary", layer.rotary)) if part is not None)
     heads = layer.heads
     w: dict[str, Any] = {}
     for n, linear, some in (
@@ -124,9 +120,7 @@ def _torchs(
         return still(y.transpose(0, 1) if batched and not layer.batch_first else y)
 
     packed = layer.in_proj_weight
-    matrices = (
-        (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight) if packed is None else packed.chunk(3)
-    )
+    matrices = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight) if packed is None else packed.chunk(3)
     biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
     lead = () if batched else (0,)
     q, k, v = scored(weights)

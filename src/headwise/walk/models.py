@@ -209,4 +209,3 @@ def _turned(norm: Any, y: Tensor, right: Tensor) -> list[str] | None:
 def _close(y: Tensor, right: Tensor) -> bool:
     tolerance = max(1e-4, 4 * torch.finfo(right.dtype).eps) * float(right.abs().max())
     return torch.allclose(y.float(), right.float(), rtol=1e-3, atol=tolerance)
-

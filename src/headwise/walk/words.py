@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headwise.arrays import to_numpy
-from headwise.scores import Options
+from headwise.options import Options
 
 if TYPE_CHECKING:
     from headwise.walk.trace import Trace
@@ -18,10 +18,7 @@ MOST = 6  # terms of a sum that are written out
 
 def changes(options: Options) -> list[str]:
     """What is done to q . k times scale before the softmax, in order."""
-    found = [] if options.softcap is None else [f"softcap {number(options.softcap)}"]
-    found += [] if options.score_mod is None else ["score_mod"]
-    found += [] if options.bias is None else ["bias"]
-    return found + ([] if options.mask is None else ["mask"])
+    return [option.said() for option in options.changes] + ([] if options.mask is None else ["mask"])
 
 
 def explain(trace: Trace, step: str, index: tuple[int, ...]) -> str:

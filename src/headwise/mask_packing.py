@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from headwise import masks
@@ -30,38 +31,45 @@ def _packed(mask: Any, parts: list[str]) -> str:
 
 def _pack(mask: Any, arrays: list[Any], numbers: list[Any]) -> str:
     if isinstance(mask, masks._Window):
-        parts = [_put(x, arrays, numbers) for x in (mask.left, mask.right, mask.at)]
+        parts = [put(x, arrays, numbers) for x in (mask.left, mask.right, mask.at)]
         return f"window {parts[0]} {parts[1]} {parts[2]}"
     if isinstance(mask, masks._Lengths):
-        return f"lengths {_put(mask.lengths, arrays, numbers)}"
+        return f"lengths {put(mask.lengths, arrays, numbers)}"
     if isinstance(mask, masks._Keys):
-        return f"keys {_put(mask.valid, arrays, numbers)}"
+        return f"keys {put(mask.valid, arrays, numbers)}"
     if isinstance(mask, masks._Documents):
-        return f"documents {_put(mask.query_ids, arrays, numbers)} {_put(mask.key_ids, arrays, numbers)}"
+        return f"documents {put(mask.query_ids, arrays, numbers)} {put(mask.key_ids, arrays, numbers)}"
     if isinstance(mask, masks._Dense):
-        return f"dense {_put(mask.array, arrays, numbers)}"
+        return f"dense {put(mask.array, arrays, numbers)}"
     raise TypeError(f"attention: a mask of type {type(mask).__name__} does not pass through an operator")
 
 
-def _put(x: Any, arrays: list[Any], numbers: list[Any]) -> str:
-    """none; i and the place among the numbers; a and the place among the arrays."""
+def put(x: Any, arrays: list[Any], integers: list[Any], reals: list[float] | None = None) -> str:
+    """x put on one of the lists, and where: none; a, i or r and its place among the arrays, integers or numbers."""
     if x is None:
         return "none"
     if is_array(x):
         arrays.append(x)
         return f"a{len(arrays) - 1}"
-    numbers.append(x)
-    return f"i{len(numbers) - 1}"
+    if reals is not None and isinstance(x, float):
+        reals.append(x)
+        return f"r{len(reals) - 1}"
+    integers.append(x)
+    return f"i{len(integers) - 1}"
 
 
-def unpack(rule: str, arrays: list[Any], numbers: list[Any]) -> masks.Mask:
+def get(word: str, arrays: Sequence[Any], integers: Sequence[Any], reals: Sequence[float] = ()) -> Any:
+    """What `put` was given."""
+    if word == "none":
+        return None
+    return {"a": arrays, "i": integers, "r": reals}[word[0]][int(word[1:])]
+
+
+def unpack(rule: str, arrays: Sequence[Any], numbers: Sequence[Any]) -> masks.Mask:
     words = iter(rule.split())
 
     def value() -> Any:
-        word = next(words)
-        if word == "none":
-            return None
-        return (arrays if word[0] == "a" else numbers)[int(word[1:])]
+        return get(next(words), arrays, numbers)
 
     found: list[masks.Mask] = []
     for name in words:

@@ -15,7 +15,7 @@ from problems import qkv, small_blocks, wide
 import headwise as hw
 from headwise import reference
 from headwise.backends import compiled_reads
-from headwise.backends.wide_indices import wide_indices
+from headwise.libraries.wide_indices import wide_indices
 
 SIZES = (2, 4, 2, 29, 31, 5, 3)
 STEPS = {name: (np.arange(31) * 7 % 11).astype(name) for name in ("int32", "uint8")}

@@ -1,15 +1,36 @@
-"""A mask by its tree, over arrays that a backward was given back."""
+"""What changes the scores, as a tree over arrays that a backward was given back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from headwise.expressions.evaluate import evaluate
 from headwise.expressions.nodes import Captures, Node
 from headwise.libraries import library_of
 from headwise.masks import Mask, Span
+from headwise.options.option import ScoreOption, worked_out
+from headwise.options.places import Places
 from headwise.shapes import Sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded(ScoreOption):
+    """All options of the score at once."""
+
+    change: Node
+    captures: Captures
+    held: Sequence[Any]  # what stands in the places of captures.arrays
+
+    argument = "what was recorded"
+    names = ("change", "captures", "held")
+
+    def apply(self, s: Any, at: Places) -> Any:
+        return worked_out(self.change, s, at, self.captures, self.held)
+
+    def learned(self) -> bool:
+        return True
 
 
 class Rule(Mask):

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import jax
@@ -16,7 +15,10 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.scores import Options, keep, take_bias
+from headwise.options.bias import Bias
+from headwise.options.dropout import keep
+from headwise.options.options import KINDS
+from headwise.options.places import Places
 from headwise.shapes import Sizes
 
 N = Sizes(3, 4, 2, 61, 67, 1, 1)
@@ -73,9 +75,10 @@ def test_bias_at_indices_and_slices() -> None:
     bias = np.random.default_rng(0).normal(size=(1, 3, 1, 7))
     full = np.broadcast_to(bias, (2, 3, 5, 7))
     at = np.ix_([1, 0], [2, 0], [4], [3, 5])
-    np.testing.assert_array_equal(np.broadcast_to(take_bias(bias, *at), (2, 2, 1, 2)), full[at])
+    np.testing.assert_array_equal(Bias(bias).apply(np.zeros((2, 2, 1, 2)), Places(*at)), full[at])
     box = (slice(1, 2), slice(1, 3), slice(0, 2), slice(2, 5))
-    np.testing.assert_array_equal(np.broadcast_to(take_bias(bias, *box), full[box].shape), full[box])
+    places = Places(*np.ix_(*(np.arange(x.start, x.stop) for x in box)), box)
+    np.testing.assert_array_equal(Bias(bias).apply(np.zeros((1, 2, 2, 3)), places), full[box])
 
 
 B, H, L, S, D = 2, 3, 5, 7, 4
@@ -117,7 +120,7 @@ def by_jax(name: str, transform: Callable[[Any], Any]) -> np.ndarray:
 
 
 def test_every_option_is_named_here() -> None:
-    assert {field.name for field in fields(Options)} == {*EACH, "seed"}
+    assert {kind.argument for kind in KINDS} | {"scale", "mask"} == {*EACH}
 
 
 @pytest.mark.parametrize("name", EACH)
