@@ -156,7 +156,7 @@ class Problem:
     n: Sizes
     lead: int
     dtype: str
-    arrays: dict[str, np.ndarray]  # q, k, v, and bias, sinks, head_gate where there are any
+    arrays: dict[str, np.ndarray]  # q, k, v, and those of the options
     mask: Mask | None = None
     scalars: dict[str, Any] = field(default_factory=dict)  # scale, softcap, dropout_p
     score_mod: Any = None
@@ -175,7 +175,7 @@ class Problem:
             else _as(self.arrays[name], kind, self.dtype)
             for name in self.arrays
         }
-        options = {name: x[name] for name in ("bias", "sinks", "head_gate") if name in x}
+        options = {name: x[name] for name in x if name not in "qkv"}
         return [x["q"], x["k"], x["v"]], options | self.scalars | {"mask": self.mask, "score_mod": self.score_mod}
 
     def without_lead(self, name: str) -> np.ndarray:
@@ -184,7 +184,7 @@ class Problem:
     def wide(self) -> tuple[list[np.ndarray], dict[str, Any]]:
         """q, k, v and the options for the reference, in float64."""
         x = {name: array.astype(np.float64) for name, array in self.arrays.items()}
-        options = {name: x[name] for name in ("bias", "sinks", "head_gate") if name in x} | self.scalars
+        options = {name: x[name] for name in x if name not in "qkv"} | self.scalars
         if self.score_mod is not None:
             options["score_mod"] = self.score_mod
         options["allowed"] = self.allowed
@@ -247,6 +247,8 @@ def problems(
         shape = [m if draw(st.booleans()) else 1 for m in (n.B, n.H, n.L, n.S)][draw(st.integers(0, 3)) :]
         arrays["bias"] = array(*shape)
     if draw(st.booleans()):
+        arrays["temperature"] = np.exp(array(n.H).astype(np.float64) / 2).astype(NUMPY[dtype])
+    if draw(st.booleans()):
         arrays["sinks"] = array(n.H)
     if draw(st.booleans()):
         arrays["head_gate"] = array(*draw(st.sampled_from(((n.H,), (n.B, n.H)))))
@@ -304,6 +306,8 @@ def plain_formula(problem: Problem) -> tuple[Any, Any, dict[str, torch.Tensor]]:
     n, get = problem.n, problem.scalars.get
     k, v = (x[name].repeat_interleave(n.group, 1) if n.Hkv else x[name] for name in "kv")
     s = x["q"] @ k.transpose(2, 3) * (n.D**-0.5 if get("scale") is None else get("scale"))
+    if "temperature" in x:
+        s = s * x["temperature"][:, None, None]
     if get("softcap") is not None:
         s = get("softcap") * torch.tanh(s / get("softcap"))
     if problem.score_mod is not None:

@@ -103,9 +103,7 @@ def test_gradients_are_those_of_the_reference(family: str, data: st.DataObject) 
     backward(naive_out, naive_lse, dout, dlse, list(naive.values()))
 
     q_k_v, options = problem.given("torch")
-    leaves = dict(zip("qkv", q_k_v, strict=True)) | {
-        name: options[name] for name in ("bias", "sinks", "head_gate") if name in options
-    }
+    leaves = dict(zip("qkv", q_k_v, strict=True)) | {name: options[name] for name in problem.arrays if name in options}
     for x in leaves.values():
         x.requires_grad_()
     with small_blocks(*data.draw(CUTS)), seeded(problem, "torch"):
@@ -531,6 +529,8 @@ def refused(kind: str, **options: Any) -> str:
         ({"scale": "1"}, "TypeError: attention: scale must be a number; got str"),
         ({"scale": True}, "TypeError: attention: scale must be a number; got bool"),
         ({"scale": 1j}, "TypeError: attention: scale must be a number; got complex"),
+        ({"temperature": np.ones(3)}, "ValueError: attention: temperature must have shape [H] with H=6 (from q); got (3,)"),
+        ({"temperature": np.linspace(-1, 4, 6)}, "ValueError: attention: temperature must be positive; got -1.0 among its factors"),
         ({"softcap": 0}, "ValueError: attention: softcap must be positive and finite; got 0"),
         ({"softcap": -1.0}, "ValueError: attention: softcap must be positive and finite; got -1.0"),
         ({"softcap": np.inf}, "ValueError: attention: softcap must be positive and finite; got inf"),

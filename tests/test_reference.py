@@ -48,6 +48,9 @@ def test_one_query_and_two_keys() -> None:
     o = reference.attention(q, k, v, scale=1.0, kept=np.array([True, False]), dropout_p=0.5)
     np.testing.assert_allclose(o.out, [[[[12.0, 0.0, 6.0]]]], atol=1e-14)
     np.testing.assert_allclose(o.weights, [[[[0.75, 0.25]]]], atol=1e-15)
+    # a temperature of 2 squares 3 to 1
+    o = reference.attention(q, k, v, scale=1.0, temperature=np.array([2.0]))
+    np.testing.assert_allclose(o.weights, [[[[0.9, 0.1]]]], atol=1e-15)
     # softcap: 1 * tanh(ln 3) = (9 - 1) / (9 + 1)
     o = reference.attention(q, k, v, scale=1.0, softcap=1.0)
     np.testing.assert_allclose(o.scores, [[[[0.8, 0.0]]]], atol=1e-15)

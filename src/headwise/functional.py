@@ -27,6 +27,7 @@ def attention(
     mask: Any = None,
     bias: Any = None,
     scale: float | None = None,
+    temperature: Any = None,
     softcap: float | None = None,
     sinks: Any = None,
     head_gate: Any = None,
@@ -40,10 +41,9 @@ def attention(
 
     B batch, H query heads, Hkv key/value heads, L queries, S keys, D width of q and k, Dv width of v.
 
-    The order is: s = scale * q . k, softcap, score_mod, + bias, mask, softmax over the keys (a sink is one more logit
-    in the denominator), dropout, times v, times head_gate. A query that may attend to nothing gives a zero row,
-    lse = -inf
-    and zero gradients; what is masked leaks into nothing, NaN included.
+    The order is: s = scale * q . k, times temperature, softcap, score_mod, + bias, mask, softmax over the keys (a sink
+    is one more logit in the denominator), dropout, times v, times head_gate. A query that may attend to nothing gives a
+    zero row, lse = -inf and zero gradients; what is masked leaks into nothing, NaN included.
 
     Args:
         q: [B, H, L, D], a NumPy, torch or JAX array; 3-D (no batch) and 2-D (one head) work too.
@@ -52,6 +52,7 @@ def attention(
         mask: a mask (`causal()`, `window()`, ...) or booleans that broadcast to [B, H, L, S]; True = may attend.
         bias: added to the scores as it is; broadcasts to [B, H, L, S].
         scale: factor of q . k; default 1 / sqrt(D).
+        temperature: [H], a positive factor for each head's scores, which may be learned.
         softcap: c > 0; scores become c * tanh(s / c) (Gemma 2).
         sinks: [H], a logit in the denominator of each head's softmax that no key carries (gpt-oss).
         head_gate: [H] or [B, H], multiplies each head's output.
@@ -78,7 +79,7 @@ def attention(
            [2.34]])
     """
     said = {"bias": bias, "softcap": softcap, "sinks": sinks, "head_gate": head_gate, "score_mod": score_mod}
-    said["dropout_p"] = dropout_p
+    said |= {"temperature": temperature, "dropout_p": dropout_p}
     quick = _as_they_are(q, k, v)
     if not quick and (is_fx_value(q) or is_fx_value(k)):
         call = {"mask": mask, "scale": scale, "weights": weights, "return_lse": return_lse, "backend": backend}

@@ -32,6 +32,7 @@ def attention(
     allowed: Array | bool = True,  # broadcasts to [B, H, L, S]; True = may attend
     bias: Array | float = 0.0,  # broadcasts to [B, H, L, S]
     scale: float | None = None,
+    temperature: Array | float = 1.0,  # [H]
     softcap: float | None = None,
     sinks: Array | None = None,  # [H]
     head_gate: Array | float = 1.0,  # [H] or [B, H]
@@ -45,6 +46,7 @@ def attention(
     k, v = (x.repeat(H // max(x.shape[1], 1), axis=1) for x in (k, v))  # [B, H, S, D], [B, H, S, Dv]
     with np.errstate(all="ignore"):
         s = q @ k.swapaxes(2, 3) * (max(D, 1) ** -0.5 if scale is None else scale)  # [B, H, L, S]
+        s = s * np.broadcast_to(np.asarray(temperature, np.float64), (H,))[:, None, None]
         if softcap is not None:
             s = softcap * np.tanh(s / softcap)
         if score_mod is not None:
@@ -98,10 +100,12 @@ def gradients(q: Array, k: Array, v: Array, dout: Array, dlse: Array | float = 0
     ds = o.weights * (dp - inner + dlse)
     sinks = options.get("sinks")
     sink_weight = 0.0 if sinks is None else np.where(np.isneginf(o.lse), 0.0, np.exp(sinks[:, None] - o.lse))[..., None]
-    draw = ds
+    raw = np.asarray(q, np.float64) @ k_h.swapaxes(2, 3) * scale  # [B, H, L, S]
+    t = np.broadcast_to(np.asarray(options.get("temperature", 1.0), np.float64), (H,))[:, None, None]
+    dcapped = ds
     if options.get("softcap") is not None:
-        raw = np.asarray(q, np.float64) @ k_h.swapaxes(2, 3) * scale
-        draw = ds * (1 - np.tanh(raw / options["softcap"]) ** 2)
+        dcapped = ds * (1 - np.tanh(t * raw / options["softcap"]) ** 2)
+    draw = dcapped * t
     dk = (draw * scale).swapaxes(2, 3) @ np.asarray(q, np.float64)
     dv = (o.weights * kept).swapaxes(2, 3) @ (gate * dout)
     ungated = attention(q, k, v, **{**options, "head_gate": 1.0}).out
@@ -109,6 +113,7 @@ def gradients(q: Array, k: Array, v: Array, dout: Array, dlse: Array | float = 0
         "q": draw @ k_h * scale,
         "k": dk.reshape(B, Hkv, group, *dk.shape[2:]).sum(2),
         "v": dv.reshape(B, Hkv, group, *dv.shape[2:]).sum(2),
+        "temperature": (dcapped * raw).sum((0, 2, 3)),
         "bias": ds,
         "sinks": (sink_weight * (dlse - inner)).sum((0, 2, 3)),
         "head_gate": (dout * ungated).sum((2, 3)),

@@ -43,6 +43,7 @@ EXTRAS = {
     "bias": lambda B, H, L, S, r: {"bias": r.standard_normal((B, 1, L, S)).astype(np.float32)},
     "bias by key": lambda B, H, L, S, r: {"bias": r.standard_normal((1, H, 1, S))},
     "softcap": lambda B, H, L, S, r: {"softcap": 1.5},
+    "temperature": lambda B, H, L, S, r: {"temperature": r.uniform(0.5, 2, H)},
     "sinks and gate": lambda B, H, L, S, r: {"sinks": r.standard_normal(H), "head_gate": r.standard_normal((B, H))},
     "alibi": lambda B, H, L, S, r: {"score_mod": _alibi(r.random(H))},
     "dropout": lambda B, H, L, S, r: {"dropout_p": 0.25, "seed": int(r.integers(2**31))},

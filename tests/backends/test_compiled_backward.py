@@ -25,6 +25,7 @@ CASES = {
     "alibi": {"score_mod": lambda s, b, h, i, j: s - SLOPES[h] * abs(i - j)},
     "a bias and a function": {"bias": FIXED, "score_mod": lambda s, b, h, i, j: 2.0 * j + s},
     "softcap": {"softcap": 2.0},
+    "temperature": {"temperature": torch.linspace(0.5, 2.0, H, dtype=torch.float64), "softcap": 2.0},
     "a softcap and a bias": {"softcap": 0.7, "bias": FIXED, "mask": hw.causal()},
     "a function that multiplies": {"score_mod": lambda s, b, h, i, j: s * 2.0 + j},
     "a function of the score": {"score_mod": lambda s, b, h, i, j: torch.sigmoid(s) * s + SLOPES[h] * abs(s)},

@@ -32,7 +32,9 @@ CASES: dict[str, Any] = {
     "bias": lambda **_: {"bias": BIAS, "scale": 0.7},
     "bias and mask": lambda **_: {"bias": BIAS, "mask": hw.causal()},
     "sinks": lambda **_: {"sinks": SINKS},
+    "temperature": lambda **_: {"temperature": GATE + 0.5, "mask": hw.causal()},
     "everything": lambda valid, **_: {
+        "temperature": GATE + 0.5,
         "mask": hw.keys(valid) & hw.causal(),
         "bias": BIAS,
         "sinks": SINKS,

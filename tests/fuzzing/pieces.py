@@ -169,6 +169,9 @@ class Script:
         if r.random() < 0.2:
             self.array("gate", r.choice(((n.H,), (n.B, n.H))), r.choice((self.dtype, "float32")))
             self.options["head_gate"] = self.right["head_gate"] = "gate"
+        if r.random() < 0.2:
+            self.array("warmth", (n.H,), r.choice((self.dtype, "float32")))
+            self.options["temperature"] = self.right["temperature"] = "abs(warmth) + 0.25"
         for name, values in (("softcap", (0.5, 2.0, 30.0)), ("scale", (0.0, 0.125, 1.0, -0.7))):
             if r.random() < 0.2:
                 self.options[name] = self.right[name] = str(r.choice(values))

@@ -58,6 +58,7 @@ def attention(
     mask: Any = None,
     bias: Any = None,
     scale: float | None = None,
+    temperature: Any = None,
     softcap: float | None = None,
     sinks: Any = None,
     head_gate: Any = None,
@@ -74,6 +75,8 @@ def attention(
     scale = (D**-0.5 if D else 1.0) if scale is None else scale
     s = torch.einsum("bhid,bhjd->bhij", q, k) * scale
     products = s
+    if temperature is not None:
+        s = s * tensor(temperature)[:, None, None]
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
     if score_mod is not None:

@@ -30,6 +30,8 @@ def options(name, B, H, L, S, rng):
             return {"bias": rng.standard_normal((1, H, L, S)).astype(np.float32)}
         case "softcap":
             return {"softcap": 1.5, "bias": rng.standard_normal((1, H, L, S)).astype(np.float32), "mask": hw.causal()}
+        case "temperature":
+            return {"temperature": rng.uniform(0.5, 2, H), "softcap": 1.5, "mask": hw.causal()}
         case "cap of its own":  # the score is needed outside the tanh as well
             return {"score_mod": lambda s, b, h, i, j: 1.5 * np.tanh(s * 0.7) + s}
         case "all":
@@ -48,7 +50,7 @@ def options(name, B, H, L, S, rng):
 
 
 OPTIONS = ["plain", "causal", "window", "offsets", "documents", "keys", "dense", "mask_mod", "bias", "softcap"]
-OPTIONS += ["cap of its own", "all", "dropout"]
+OPTIONS += ["temperature", "cap of its own", "all", "dropout"]
 
 
 def case(sizes, dtype, name):

@@ -88,6 +88,7 @@ EACH: dict[str, Any] = {  # a value for every field that changes the result
     "scale": 0.9,
     "mask": hw.causal(),
     "bias": RNG.standard_normal((H, 1, S)).astype(np.float32),
+    "temperature": RNG.uniform(0.5, 2, H).astype(np.float32),
     "softcap": 0.7,
     "score_mod": lambda s, b, h, i, j: s * 0.5 + j,
     "sinks": RNG.standard_normal(H).astype(np.float32),

@@ -35,7 +35,7 @@ def onnx_translations() -> dict[Any, Callable[..., Any]]:
     return {torch.ops.headwise.attention.default: _attention}
 
 
-KNOWN = {"softcap", "bias", "sinks", "head_gate"}
+KNOWN = {"temperature", "softcap", "bias", "sinks", "head_gate"}
 
 
 def _attention(
@@ -58,13 +58,16 @@ def _attention(
         raise ValueError("onnx_translations: ONNX's Attention has no dropout; export the model in eval mode")
     if missing := said.keys() - KNOWN:
         raise ValueError(f"onnx_translations: ONNX's Attention has no {min(missing)}; leave it out of what is exported")
-    softcap, bias, sinks, gate = said.get("softcap", 0.0), *(said.get(x) for x in ("bias", "sinks", "head_gate"))
+    temperature, bias, sinks, gate = (said.get(x) for x in ("temperature", "bias", "sinks", "head_gate"))
+    softcap = said.get("softcap", 0.0)
     Hkv, D = int(k.shape[1]), int(q.shape[3])
     wide = DOUBLE if int(q.dtype) == DOUBLE else FLOAT
-    extra = [x for x in (bias, sinks, gate) if x is not None]
+    extra = [x for x in (temperature, bias, sinks, gate) if x is not None]
     narrow = q if int(q.dtype) in NARROW and any(x.dtype != q.dtype for x in extra) else None
     if narrow is not None:  # numbers beyond fp16, -1e5 say, must not become infinite: all in fp32, as the kernels do
         q, k, v = (op.Cast(x, to=FLOAT) for x in (q, k, v))
+    if temperature is not None:  # [H], on the queries: scores are linear in them
+        q = op.Mul(q, op.Unsqueeze(op.CastLike(temperature, q), op.Constant(value_ints=[-2, -1])))
     q, scale = _scaled(op, q, scale, wide == DOUBLE)
     one = op.Constant(value_ints=[1])
     L, S = op.Shape(q, start=2, end=3), op.Shape(k, start=2, end=3)

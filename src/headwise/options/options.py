@@ -20,9 +20,18 @@ from headwise.options.option import Option, ScoreOption
 from headwise.options.score_mod import ScoreMod
 from headwise.options.sinks import Sinks
 from headwise.options.softcap import Softcap
+from headwise.options.temperature import Temperature
 from headwise.shapes import Sizes
 
-KINDS: tuple[type[Option], ...] = (Softcap, ScoreMod, Bias, Sinks, Dropout, HeadGate)  # in the order that they happen
+KINDS: tuple[type[Option], ...] = (  # in the order that they happen
+    Temperature,
+    Softcap,
+    ScoreMod,
+    Bias,
+    Sinks,
+    Dropout,
+    HeadGate,
+)
 BY_ARGUMENT = {kind.argument: kind for kind in KINDS}
 Kind = TypeVar("Kind", bound=Option)
 
@@ -39,13 +48,12 @@ class Options:
     def of(cls, scale: Any, mask: Any, said: dict[str, Any], q: Any, sizes: Sizes) -> Options:
         """From a call's arguments, each held against its rules."""
         rule = None if mask is None else _rule(mask, q, sizes)
-        there = tuple(
-            option
-            for kind in KINDS
-            if (x := said.get(kind.argument, kind.absent)) is not kind.absent
-            and (option := kind.of(x, q, sizes)) is not None
-        )
-        return cls(_usual_scale(sizes) if scale is None else shapes.check_number("scale", scale), rule, there)
+        there = []
+        for kind in KINDS:
+            x = said.get(kind.argument, kind.absent)
+            if x is not kind.absent and (option := kind.of(x, q, sizes)) is not None:
+                there.append(option)
+        return cls(_usual_scale(sizes) if scale is None else shapes.check_number("scale", scale), rule, tuple(there))
 
     def get(self, kind: type[Kind]) -> Kind | None:
         """The option of this kind, where there is one."""
