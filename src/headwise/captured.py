@@ -9,7 +9,10 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from headwise.arrays import is_array
+import numpy as np
+
+from headwise import tracing
+from headwise.arrays import is_array, is_torch
 
 
 def captured(function: Callable[..., Any], seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
@@ -51,6 +54,50 @@ def _references(function: Any) -> Iterator[tuple[str, Any]]:
     yield from zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
     yield from ((name, function.__globals__[name]) for name in _global_names(code) if name in function.__globals__)
+
+
+FEW = 256  # numbers of an array that a function refers to, which are looked at anew for every call
+LIBRARIES = ("numpy", "torch", "jax", "math", "operator")  # whose functions do the same every time
+
+
+def fingerprint(function: Any, within: tuple[Any, ...] = ()) -> Any:
+    """What a function's result depends on, as something that can be compared; None where that cannot be known.
+
+    It may refer to numbers, texts, short arrays, functions of which the same holds, and what NumPy, torch and math
+    have; anything else may change unseen.
+    """
+    if not isinstance(function, types.FunctionType) or function in within:
+        return None
+    words: list[Any] = [function.__code__]
+    for _, x in _references(function):
+        word = _word(x, (*within, function))
+        if word is None:
+            return None
+        words.append(word)
+    return tuple(words)
+
+
+def _word(x: Any, within: tuple[Any, ...]) -> Any:
+    if isinstance(x, np.ndarray):
+        few = x.size <= FEW and x.dtype.kind in "biuf"
+        return (x.__array_interface__["data"][0], x.dtype, x.shape, x.strides, x.tobytes()) if few else None
+    if x is None or isinstance(x, bool | int | float | str | np.number):
+        return type(x), x
+    if isinstance(x, types.ModuleType):
+        return x.__name__ if x.__name__.partition(".")[0] in LIBRARIES else None
+    if isinstance(x, types.FunctionType) and not _of_library(x):
+        return fingerprint(x, within)
+    if callable(x) and _of_library(x):
+        return id(x)
+    if not is_torch(x) or x.numel() > FEW or not (x.is_cpu and tracing.holds_values(x)) or x.is_complex():
+        return None
+    if x.is_neg() or "bfloat16" in str(x.dtype):
+        return None
+    return x.data_ptr(), x.dtype, x.shape, x.stride(), x.requires_grad, x.detach().numpy().tobytes()
+
+
+def _of_library(x: Any) -> bool:
+    return str(getattr(x, "__module__", None) or "").partition(".")[0] in LIBRARIES or isinstance(x, np.ufunc)
 
 
 def bound(function: Any) -> Any:

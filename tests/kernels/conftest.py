@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwise.backends import compiled
+from headwise.backends import memory, prepared
 from headwise.kernels import llvm, masking
 from headwise.kernels.interpret import Interpreter, Memory
 from headwise.kernels.plan import Common, Launch, Problem, decodes, decoding, forwarding, scaled_at_once
@@ -28,8 +28,8 @@ class _Recorded(Common):
 def interpret(q: Any, k: Any, v: Any, options: Options, geometry: Geometry) -> tuple[np.ndarray, np.ndarray]:
     (B, H, L, D), (_, Hkv, S, Dv) = q.shape, v.shape
     sizes = Sizes(B, H, Hkv, L, S, D, Dv)
-    problem = Problem(sizes, compiled.kind(q), q.itemsize, q.strides, k.strides, v.strides, options.scale)
-    problem, call, (arrays, sinks, gate) = compiled.with_options(problem, options)
+    problem = Problem(sizes, memory.kind(q), q.itemsize, q.strides, k.strides, v.strides, options.scale)
+    problem, call, (_, arrays, sinks, gate) = prepared.with_options(problem, options)
     common = _Recorded(problem, scaled_at_once(problem), geometry)
     steps = decoding(common) if decodes(sizes) else [forwarding(common)]
     real = np.float64 if common.real == "f64" else np.float32
@@ -61,8 +61,8 @@ def interpret(q: Any, k: Any, v: Any, options: Options, geometry: Geometry) -> t
         )
         with np.errstate(all="ignore"):
             spec.program(m)
-    for memory in written.values():
-        assert memory.written[memory.owned].all(), "an output was left unwritten"
+    for output in written.values():
+        assert output.written[output.owned].all(), "an output was left unwritten"
     return out, lse
 
 

@@ -5,7 +5,7 @@ import pytest
 from problems import options_of
 
 import headwise as hw
-from headwise.backends import compiled
+from headwise.backends import memory, prepared
 from headwise.kernels import backward, backward_plan, jit, llvm
 from headwise.kernels.backward_plan import BackwardPass
 from headwise.kernels.interpret import Interpreter, Memory
@@ -57,8 +57,8 @@ class Case:
 
     def prepare(self, geometry=None):
         q, k, v, dout = self.arrays
-        p = Problem(self.sizes, compiled.kind(q), q.itemsize, q.strides, k.strides, v.strides, self.options.scale)
-        p, call, alive = compiled.with_options(p, self.options)
+        p = Problem(self.sizes, memory.kind(q), q.itemsize, q.strides, k.strides, v.strides, self.options.scale)
+        p, call, alive = prepared.with_options(p, self.options)
         strides = tuple(x // dout.itemsize for x in dout.strides)
         top = self.lse if scaled_at_once(p) else self.lse / self.options.scale
         sums = np.stack((top, np.isfinite(self.lse))).astype(q.dtype)  # any pair whose sum is lse will do

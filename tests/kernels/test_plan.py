@@ -3,7 +3,7 @@ import pytest
 from problems import options_of
 
 import headwise as hw
-from headwise.backends import compiled
+from headwise.backends import prepared
 from headwise.kernels.plan import Problem, plan
 from headwise.shapes import Sizes
 
@@ -15,7 +15,7 @@ def test_scratch_memory_does_not_grow_with_the_length(mask):
         strides = tuple(4 * x for x in (8 * L * 64, L * 64, 64, 1))
         problem = Problem(Sizes(1, 8, 8, L, L, 64, 64), "f32", 4, strides, strides, strides, 0.125)
         if mask is not None:
-            problem, _, _ = compiled.with_options(problem, options_of(scale=0.125, mask=mask))
+            problem, _, _ = prepared.with_options(problem, options_of(scale=0.125, mask=mask))
         one = plan(problem)
         tables = [one._table(launch, mask)[0].nbytes for step in one.steps for launch in step] if one.masked else [0]
         found[L] = one.scratch, sum(tables)

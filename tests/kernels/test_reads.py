@@ -7,7 +7,7 @@ from read_cases import OPTIONS, TOLERANCE, case, row_sums
 
 import headwise as hw
 from headwise import reference
-from headwise.backends import compiled
+from headwise.backends import memory, prepared
 from headwise.kernels import jit, llvm
 from headwise.kernels.interpret import Interpreter, Memory
 from headwise.kernels.plan import Problem
@@ -33,8 +33,8 @@ def everything(c, reach=5, top=3):
 
 def prepare(c, wanted, geometry=None, b=None, h=None):
     b, h = b or range(c.sizes.B), h or range(c.sizes.H)
-    p = Problem(c.sizes, compiled.kind(c.q), c.q.itemsize, c.q.strides, c.k.strides, (), c.options.scale)
-    p, call, alive = compiled.with_options(p, c.options)
+    p = Problem(c.sizes, memory.kind(c.q), c.q.itemsize, c.q.strides, c.k.strides, (), c.options.scale)
+    p, call, alive = prepared.with_options(p, c.options)
     norms = None if c.norms is None else c.norms[b.start : b.stop, h.start : h.stop]
     offset = c.offset if len(c.offset) == 1 else c.offset[b.start : b.stop]
     rows = Rows(c.sums[:, b.start : b.stop, h.start : h.stop], offset, norms)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from read_cases import OPTIONS, TOLERANCE, case
 
-from headwise.backends import compiled
+from headwise.backends import memory, prepared
 from headwise.kernels import jit, llvm
 from headwise.kernels.interpret import Interpreter, Memory
 from headwise.kernels.plan import PLAIN, Problem
@@ -20,8 +20,8 @@ BOXES = {
 
 
 def prepare(c, box, weights, geometry=None):
-    p = Problem(c.sizes, compiled.kind(c.q), c.q.itemsize, c.q.strides, c.k.strides, (), c.options.scale)
-    p, call, alive = compiled.with_options(p, c.options)
+    p = Problem(c.sizes, memory.kind(c.q), c.q.itemsize, c.q.strides, c.k.strides, (), c.options.scale)
+    p, call, alive = prepared.with_options(p, c.options)
     out = np.full([x.stop - x.start for x in box], np.nan, c.sums.dtype)
     return BoxPass(p, call, box, c.sums[:, *box[:3]] if weights else None, out, geometry), call, alive, out
 
@@ -99,7 +99,7 @@ def test_scores_in_both_orders_on_the_checking_machine(D, dtype, isa):
     """Keys along the lanes and queries along the lanes: the same bits as `decode`'s sums of a vector of widths."""
     c = case((1, 1, 1, 7, 20, D), dtype, "plain")
     geometry = GEOMETRIES[isa]
-    p = Problem(c.sizes, compiled.kind(c.q), c.q.itemsize, c.q.strides, c.k.strides, (), 1.0, lanewise=True)
+    p = Problem(c.sizes, memory.kind(c.q), c.q.itemsize, c.q.strides, c.k.strides, (), 1.0, lanewise=True)
     found = []
     for rows in (slice(0, 7), slice(2, 3), slice(3, 6)):
         box = slice(0, 1), slice(0, 1), rows, slice(0, 20)

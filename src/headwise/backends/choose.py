@@ -82,7 +82,7 @@ def _unseen(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> Choice:
     import headwise.backends.compiled as compiled
 
     reason = compiled.reason(q, k, v, options, sizes)
-    learns = options.has_score_function() and torch.is_grad_enabled()  # what a function refers to may want a gradient
+    learns = torch.is_grad_enabled() and options.learned()  # what a function refers to may want a gradient
     if reason == compiled.GRADIENTS or (reason is None and learns):
         import headwise.backends.gradients as gradients
 

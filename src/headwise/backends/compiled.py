@@ -6,36 +6,19 @@ import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from headwise.arrays import is_torch
+from headwise.backends.memory import address, kind, read_address, rows
+from headwise.backends.prepared import prepared
 from headwise.backends.row_sums import RowSums
-from headwise.expressions.derivative import ONE, derivative
-from headwise.expressions.nodes import Node, TraceError
 from headwise.kernels import masking
-from headwise.kernels.adjust import Operand, Rules
-from headwise.kernels.bounds import Bounds
-from headwise.kernels.scoring import Arithmetic, Scoring, scoring, with_rough_caps
-from headwise.masks import Mask
+from headwise.kernels.scoring import Scoring
 from headwise.options import Options
 from headwise.shapes import Sizes
 from headwise.tracing import differentiated
-
-if TYPE_CHECKING:
-    from headwise.kernels.plan import Call, Problem
-
-NAMES = {
-    "float32": "f32",
-    "float64": "f64",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "bool": "i8",
-    "int32": "i32",
-    "int64": "i64",
-}
-
 
 GRADIENTS = "gradients are asked for"
 
@@ -144,192 +127,3 @@ def _outputs(q: Any, sizes: Sizes, tensors: bool) -> tuple[Any, Any]:
         return q.new_empty(shape), q.new_empty(shape[:3], dtype=wide)  # where q is, whatever the default device
     except (RuntimeError, ValueError) as error:  # torch's and NumPy's words for sizes that nothing can hold
         raise MemoryError(f"attention: there is no memory for an output of shape {shape}") from error
-
-
-_kinds: dict[Any, str] = {}
-
-
-def kind(x: Any) -> str:
-    """What kernels call x's dtype."""
-    found = _kinds.get(x.dtype)
-    if found is None:
-        found = _kinds[x.dtype] = NAMES[str(x.dtype).removeprefix("torch.")]
-    return found
-
-
-def address(x: Any) -> int:
-    return int(read_address(x) if is_torch(x) else x.__array_interface__["data"][0])
-
-
-def read_address(x: Any) -> int:
-    """Where a tensor lies, for reading only: data_ptr() copies what is shared until somebody writes (_lazy_clone)."""
-    C = sys.modules["torch"]._C
-    if C._is_cow_tensor(x):
-        return int(C._data_address(x) + x.storage_offset() * x.element_size())
-    return int(x.data_ptr())
-
-
-def _strides(x: Any) -> tuple[int, ...]:
-    """In elements."""
-    if is_torch(x):
-        return tuple(x.stride())
-    size = x.itemsize
-    return tuple(s // size for s in x.strides)
-
-
-def rows(x: Any) -> Any:
-    """x itself where its last axis is contiguous and all its elements lie at multiples of their size, else a copy."""
-    return _tensor_rows(x) if is_torch(x) else _array_rows(x)
-
-
-def _array_rows(x: np.ndarray) -> np.ndarray:
-    size = x.itemsize
-    if x.dtype.kind in "iu":
-        return np.ascontiguousarray(x, np.float64)
-    if x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative:
-        return x
-    in_rows = (x.strides[-1] == size or x.shape[-1] <= 1) and all(s % size == 0 for s in x.strides)
-    if in_rows and x.dtype.isnative and x.flags.aligned:
-        return x
-    return np.array(x, x.dtype.newbyteorder("="), order="C")
-
-
-def _tensor_rows(x: Any) -> Any:
-    x = _resolved(x.detach() if x.requires_grad else x)
-    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
-
-
-def _resolved(x: Any) -> Any:
-    """x with its numbers as they lie in memory: torch may keep a sign or a conjugation as a bit of the view."""
-    return x.resolve_neg().resolve_conj() if x.is_neg() or x.is_conj() else x
-
-
-_masked: dict[Any, tuple[Any, Any, Any]] = {}
-
-
-def _with_mask(problem: Problem, o: Options, mask: Mask) -> tuple[Problem, Call, Any]:
-    """`with_options` where there is only a mask: one that holds no array is the same again next time."""
-    key = mask.key()
-    if key is None:
-        return with_options(problem, o)
-    found = _masked.get((problem, key))
-    if found is None:
-        if len(_masked) >= 4096:
-            _masked.clear()
-        found = _masked[problem, key] = with_options(problem, o)
-    return found
-
-
-def prepared(problem: Problem, o: Options, known: Scoring | None = None) -> tuple[Problem, Call, Any]:
-    """`with_options`, the quickest way."""
-    from headwise.kernels.plan import PLAIN
-
-    if known is not None or o.there:
-        return with_options(problem, o, known)
-    return (problem, PLAIN, None) if o.mask is None else _with_mask(problem, o, o.mask)
-
-
-def with_options(
-    problem: Problem, o: Options, known: Scoring | None = None, backward: bool = False
-) -> tuple[Problem, Call, Any]:
-    """The problem with its options in the kernels' terms, what a call passes along, and what must stay alive
-    meanwhile. known: see `attention`; backward: the changes' slope is needed, too.
-    """
-    from headwise.kernels.plan import Call
-
-    sizes = problem.sizes
-    change, visible, captures = known or scoring(o, sizes, _arithmetic(problem, o))
-    slope: Node | None = None
-    if change is not None:
-        change = with_rough_caps(change, captures.numbers)
-        slope = derivative(change, captures) if backward else None
-    arrays = [_readable(x) for x in captures.arrays]
-    shapes = [tuple(x.shape) for x in arrays]
-    words = [(address(x), *_strides(x), *shape) for x, shape in zip(arrays, shapes, strict=True)]
-    ends = {"b": sizes.B, "h": sizes.H, "i": sizes.L, "j": sizes.S}
-    bits = 64 if problem.dtype == "f64" else 32
-    bounds = Bounds(captures.name, ends, captures.integers, arrays, captures.kinds, bits)
-    for tree in (change, visible):
-        if tree is not None:
-            _check_indices(tree, captures.name, shapes, sizes)
-            bounds.check(tree)
-    operands = tuple(
-        Operand(f"a{n}", kind(x), captures.kinds[f"a{n}"], len(shape), bool(shape) and _strides(x)[-1] == 1)
-        for n, (x, shape) in enumerate(zip(arrays, shapes, strict=True))
-    )
-    slope = None if slope == ONE else slope
-    rules = Rules(change, visible, operands, len(captures.integers), len(captures.numbers), slope)
-    sinks, gate = (None if x is None else _contiguous(x) for x in (o.sinks, o.head_gate))
-    problem = problem._replace(
-        rules=rules,
-        sinks="" if sinks is None else kind(sinks),
-        gate="" if gate is None else kind(gate),
-        gate_b=sizes.H if gate is not None and gate.ndim == 2 else 0,
-        dropout=o.dropout is not None,
-    )
-    p, factor, seed = (0.0, 1.0, 0) if o.dropout is None else (o.dropout.p, o.dropout.factor, int(o.dropout.seed))
-    call = Call(
-        o.mask,
-        words,
-        captures.integers,
-        captures.numbers,
-        0 if sinks is None else address(sinks),
-        0 if gate is None else address(gate),
-        factor,
-        min(round(p * 2**32), 2**32 - 1) - 2**31,  # compared as signed numbers
-        seed,
-    )
-    return problem, call, (arrays, sinks, gate)
-
-
-def _arithmetic(problem: Problem, o: Options) -> Arithmetic | None:
-    """What functions are held against; None where there are none."""
-    if not o.has_function():
-        return None
-    tensors = problem.step == 1
-    default = str(sys.modules["torch"].get_default_dtype()).removeprefix("torch.") if tensors else "float64"
-    return Arithmetic(problem.dtype == "f64", not tensors, default)
-
-
-def _check_indices(tree: Node, name: str, shapes: Sequence[tuple[int, ...]], sizes: Sizes) -> None:
-    """Plain indices are held against the arrays once, here; computed ones are held inside them by the kernel."""
-    limits = {"b": sizes.B, "h": sizes.H, "i": sizes.L, "j": sizes.S}
-    for x in tree[1:]:
-        if isinstance(x, tuple):
-            _check_indices(x, name, shapes, sizes)
-    if tree[0] != "at":
-        return
-    shape = shapes[int(tree[1][1:])]
-    for axis, (index, n) in enumerate(zip(tree[2:], shape, strict=True)):
-        need = limits.get(index[0], index[1] + 1 if index[0] == "int" else 1)
-        if need > n or (index[0] == "int" and index[1] < 0):
-            said = index[1] if index[0] == "int" else index[0]
-            raise IndexError(
-                f"{name}: index {said} must fit axis {axis} of an array of shape {shape}; "
-                f"it needs {need} entries, got {n}"
-            )
-
-
-def _readable(x: Any) -> Any:
-    """An array that a tree refers to, in a dtype and with strides that kernels read."""
-    if is_torch(x):
-        torch = sys.modules["torch"]
-        if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.device.type != "cpu":
-            found = f"{type(x).__name__} on {x.device}"
-            raise TraceError(f"attention: kernels read plain tensors on the CPU; got a {found}")
-        x = _resolved(x.detach())
-        if str(x.dtype).removeprefix("torch.") not in NAMES:
-            x = x.to(torch.float64 if x.dtype.is_floating_point else torch.int64)
-        return x
-    if str(x.dtype) not in NAMES:
-        x = x.astype(np.int64 if x.dtype.kind in "iu" else np.float64)
-    aligned = x.flags.aligned and all(s % x.itemsize == 0 for s in x.strides)
-    return x if aligned else np.ascontiguousarray(x)
-
-
-def _contiguous(x: Any) -> Any:
-    """A short array of numbers, contiguous."""
-    x = _readable(x)
-    if is_torch(x):
-        return (x if x.dtype.is_floating_point else x.double()).contiguous()
-    return np.ascontiguousarray(x, np.float64 if x.dtype.kind in "iub" else None)

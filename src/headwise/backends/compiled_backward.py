@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from headwise.backends import compiled, compiled_reads
+from headwise.backends import compiled, compiled_reads, memory, prepared
 from headwise.backends.backward import ARRAYS, GATE, LARGE, SINKS, Given, K, Q, V, finite
 from headwise.backends.row_sums import RowSums
 from headwise.expressions.nodes import TraceError
@@ -38,7 +38,7 @@ def gradients(
     if not (set(wanted) <= {Q, K, V, SINKS, GATE} and sizes.D and sizes.Dv):
         return None
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
-    q_rows, k_rows, v_rows = wide = tuple(compiled.rows(x.detach().to(work)) for x in (q, k, v))
+    q_rows, k_rows, v_rows = wide = tuple(memory.rows(x.detach().to(work)) for x in (q, k, v))
     alone = options.without(HeadGate)
     if compiled.reason(q_rows, k_rows, v_rows, alone, sizes) is not None:
         return None
@@ -62,7 +62,7 @@ def gradients(
     dout, dlse = dout.to(work), dlse.to(work)
     if bool(dead.any()):
         dout, dlse = dout.masked_fill(dead[..., None], 0), dlse.masked_fill(dead, 0)
-    dout = compiled.rows(dout)
+    dout = memory.rows(dout)
     inner = (dout * out).sum(3)  # [B, H, L]
     found: list[Tensor | None] = [None] * len(given)
     if GATE in wanted and gate is not None:
@@ -107,15 +107,15 @@ def _run(
     from headwise.kernels.plan import Problem, scaled_at_once
 
     q, k, v = wide
-    problem = Problem(sizes, compiled.kind(q), 1, q.stride(), k.stride(), v.stride(), options.scale)
+    problem = Problem(sizes, memory.kind(q), 1, q.stride(), k.stride(), v.stride(), options.scale)
     problem = problem._replace(lanewise=bool(compiled.again(sums)))
-    problem, call, alive = compiled.with_options(problem, options, known, backward=True)
+    problem, call, alive = prepared.with_options(problem, options, known, backward=True)
     if sums.values is None:
         top = lse if scaled_at_once(problem) else lse / options.scale
         values = torch.stack((top, (lse > -torch.inf).to(lse.dtype)))
     else:
         values = sums.values
     one = BackwardPass(problem, call, dout.stride(), values.numpy(), share.numpy())
-    found = one.run(*map(compiled.read_address, (q, k, v, dout)))
+    found = one.run(*map(memory.read_address, (q, k, v, dout)))
     del alive
     return found

@@ -10,7 +10,7 @@ import numpy as np
 
 from headwise import tracing
 from headwise.arrays import detached, is_torch, like, to_numpy
-from headwise.backends import compiled
+from headwise.backends import compiled, memory, prepared
 from headwise.backends.asked import Ask, Reads, entropies, means
 from headwise.backends.blocks import Block
 from headwise.expressions.nodes import TraceError
@@ -87,7 +87,7 @@ def read(
     )
     norms = None if ask.norms is None else _narrow(ask.norms)
     one = Pass(problem, call, wanted, *chosen, Rows(row_sums, offset, norms))
-    one.run(compiled.address(q), compiled.address(k), progress)
+    one.run(memory.address(q), memory.address(k), progress)
     del alive
     sums = one.sums()
     empty = row_sums[1] == 0 if sinks is None else sums.rows["seen"] == 0
@@ -130,7 +130,7 @@ def own(
     sinks = None if options.sinks is None else to_numpy(options.sinks)[chosen[1].start : chosen[1].stop, None]
     begin = nothing((len(chosen[0]), len(chosen[1]), sizes.L), real, sinks)
     one = Pass(problem, call, Wanted(own=True), *chosen, Rows(begin, np.zeros(1, np.int64)))
-    one.run(compiled.address(q), compiled.address(k))
+    one.run(memory.address(q), memory.address(k))
     del alive
     found = one.sums().own
     assert found is not None
@@ -159,7 +159,7 @@ def box(
     problem, call, (q_rows, k_rows), alive = _problem(q, k, options, sizes, lanewise=lanewise)
     real = np.float64 if problem.dtype == "f64" else np.float32
     out = np.empty([x.stop - x.start for x in block], real)
-    BoxPass(problem, call, block, row_sums, out).run(compiled.address(q_rows), compiled.address(k_rows))
+    BoxPass(problem, call, block, row_sums, out).run(memory.address(q_rows), memory.address(k_rows))
     del alive
     return like(out, q) if tensors else out
 
@@ -189,10 +189,10 @@ def _problem(
     from headwise.kernels.plan import Problem
 
     tensors = is_torch(q)
-    q, k = compiled.rows(q), compiled.rows(k)
+    q, k = memory.rows(q), memory.rows(k)
     step, strides = (1, (q.stride(), k.stride())) if tensors else (q.itemsize, (q.strides, k.strides))
-    problem = Problem(sizes, compiled.kind(q), step, *strides, (), options.scale, lanewise=lanewise)
-    problem, call, alive = compiled.prepared(problem, options.without(HeadGate, Dropout), known)
+    problem = Problem(sizes, memory.kind(q), step, *strides, (), options.scale, lanewise=lanewise)
+    problem, call, alive = prepared.prepared(problem, options.without(HeadGate, Dropout), known)
     return problem, call, (q, k), (alive, q, k)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,6 +35,14 @@ class Rules:
     integers: int = 0
     numbers: int = 0
     slope: Node | None = None
+
+    def __hash__(self) -> int:  # once: trees are long, and every call looks for its plan
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        trees = self.change, self.visible, self.slope
+        return hash((trees, self.operands, self.integers, self.numbers))
 
     def signature(self) -> list[tuple[str, str]]:
         """The arguments needed: for each array its address, strides (in elements) and sizes; then integers, then

@@ -14,6 +14,8 @@ from headwise.given import as_numpy, check_dense
 
 def numbers(name: str, x: Any, q: Any) -> Any:
     """x, an array or list of numbers, as one of q's library on q's device."""
+    if type(x) is type(q) and x.dtype is q.dtype and _plain(x, q):  # the ordinary case, told quickly
+        return x
     if is_torch(x):
         check_dense("attention", name, x)
     elif not (is_jax(x) and is_jax(q)):
@@ -38,6 +40,14 @@ def numbers(name: str, x: Any, q: Any) -> Any:
     if is_torch(x) and x.device != q.device:
         raise TypeError(f"attention: {name} must be on q's device {q.device}; got {x.device}")
     return x
+
+
+def _plain(x: Any, q: Any) -> bool:
+    if isinstance(x, np.ndarray):
+        return type(x) is np.ndarray and x.dtype.kind == "f" and x.dtype.isnative
+    if not is_torch(x) or not x.dtype.is_floating_point or x.device != q.device:
+        return False
+    return x.layout is sys.modules["torch"].strided and not (x.is_nested or x.is_quantized)
 
 
 def check_per_head(name: str, x: Any, sizes: shapes.Sizes, op: str = "attention") -> None:

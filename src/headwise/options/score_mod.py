@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from headwise.arrays import in_graph, is_array
-from headwise.captured import captured
+from headwise.captured import captured, fingerprint
 from headwise.expressions.nodes import SCORE, B, Captures, H, I, J, Node, kind
 from headwise.expressions.record import trace
 from headwise.given import as_numpy, check_beside
@@ -39,6 +39,11 @@ class ScoreMod(ScoreOption):
             for name, x in captured(said):
                 check_beside("attention", f"score_mod's {name}", x, q)
         return cls(said)
+
+    def learned(self) -> bool:
+        if fingerprint(self.function) is None:  # what it learns cannot be seen
+            return True
+        return any(getattr(x, "requires_grad", False) for _, x in captured(self.function))
 
     def may_hide(self) -> bool:
         return True

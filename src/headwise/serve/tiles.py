@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from headwise.arrays import to_numpy
-from headwise.backends import compiled, compiled_reads
+from headwise.backends import compiled_reads, memory
 from headwise.expressions.nodes import TraceError
 from headwise.kernels.reads_plan import Rows
 from headwise.kernels.reads_region import Box, Region
@@ -81,7 +81,7 @@ class Map:
             return None
         sums = w._source.row_sums(slice(b, b + 1), slice(h, h + 1))
         region = Region(problem, call, b, h, Rows(sums, np.zeros(1, np.int64)), cell, box, stretch)
-        return Reading(region, compiled.address(q), compiled.address(k), alive)
+        return Reading(region, memory.address(q), memory.address(k), alive)
 
     def _written_out(self, box: Box, cell: int) -> tuple[Array, Array]:
         """The same from boxes of weights, some rows of cells at a time."""
