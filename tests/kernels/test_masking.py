@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headwise as hw
-from headwise.kernels import masking
 from headwise.shapes import Sizes
 
 
@@ -47,7 +46,7 @@ def test_spans_hold_what_they_promise(data):
     dense = mask.to_dense(L, S, B, 1)[:, 0]
     i0 = np.arange(0, L, block)
     i1 = np.minimum(i0 + block, L)
-    found = np.broadcast_arrays(*masking.spans(mask, Sizes(B, 1, 1, L, S, 4, 4), i0, i1), np.zeros((B, 1)))[:4]
+    found = np.broadcast_arrays(*mask.spans(i0, i1, Sizes(B, 1, 1, L, S, 4, 4)), np.zeros((B, 1)))[:4]
     for b in range(B):
         for n, (a, z) in enumerate(zip(i0, i1, strict=True)):
             start, stop, whole_start, whole_stop = (int(x[b, n]) for x in found)
@@ -59,7 +58,7 @@ def test_spans_hold_what_they_promise(data):
 
 def spans(mask, L=8, S=8, block=4):
     i0 = np.arange(0, L, block)
-    return [x.tolist() for x in masking.spans(mask, Sizes(1, 1, 1, L, S, 4, 4), i0, np.minimum(i0 + block, L))]
+    return [x.tolist() for x in mask.spans(i0, np.minimum(i0 + block, L), Sizes(1, 1, 1, L, S, 4, 4))]
 
 
 def test_blocks_nobody_sees_are_skipped_and_whole_ones_known():
@@ -81,7 +80,7 @@ def test_masks_made_alike_have_one_key():
 
 def test_ids_of_any_size_become_small_ones():
     ids = np.array([2**62, 2**62, -(2**62), 5])
-    queries, keys, _ = masking._document_ids(hw.documents(ids))
+    queries, keys, _ = hw.documents(ids)._small_ids()
     assert queries.dtype == np.int32
     assert np.array_equal(queries[0][:, None] == keys[0], ids[:, None] == ids)
 

@@ -212,7 +212,7 @@ def test_padding_written_out_stays_padding() -> None:
     floats[1, :, :, 5:] = torch.finfo(torch.float32).min
     read = read_mask(floats, 7, None, None)
     assert read.bias is None
-    assert "_Keys" in repr(read.mask)
+    assert "Keys" in repr(read.mask)
     assert torch.equal(read.real, floats[:, 0, 0] == 0)
 
 

@@ -205,6 +205,6 @@ def test_no_matrix_of_l_x_s_is_made_unasked() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "exp", watched)
-        patch.setattr(hw.masks._Dense, "allowed", lambda *_: pytest.fail("the causal mask was kept as an array"))
+        patch.setattr(hw.masks.Dense, "allowed", lambda *_: pytest.fail("the causal mask was kept as an array"))
         out, none = layer(x, x, x, attn_mask=hidden, need_weights=False, is_causal=True)
     assert none is None and out.shape == (1, 1511, 4) and largest <= 1 << 20

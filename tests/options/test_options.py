@@ -128,6 +128,7 @@ def test_every_option_is_named_here() -> None:
 def test_every_way_hears_every_option(name: str) -> None:
     ways = {"torch": lambda: by_torch(name, lambda *x, **o: hw.attention(*x, backend="torch", **o))}
     ways["kernels"] = lambda: by_torch(name, hw.attention)
+    torch._dynamo.reset()  # a graph for each option, of one function
     ways["graph"] = lambda: by_torch(name, torch.compile(hw.attention, fullgraph=True, backend="eager", dynamic=False))
     if name != "dropout_p":  # other random numbers
         ways["NumPy"] = lambda: hw.attention(*QKV, backend="plain", **given(name, np.asarray))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from headwise.masks import Mask
 from headwise.shapes import Sizes
 
@@ -35,15 +37,19 @@ def blocks(sizes: Sizes, mask: Mask | None, whole_rows: bool = False, values: in
     heads = min(sizes.Hkv, max(1, values // (per_row * rows * sizes.group)))
     entries = min(sizes.B, max(1, values // (per_row * rows * sizes.H))) if heads == sizes.Hkv else 1
     rows = max(rows, min(sizes.L, values // (per_row * heads * sizes.group * entries)))
+    first = range(0, sizes.L, rows)
+    seen = [(0, sizes.S)] * len(first)
+    if mask is not None and not whole_rows:
+        i0 = np.array(first)
+        spans = mask.spans(i0, np.minimum(i0 + rows, sizes.L), sizes).of_all_entries()
+        seen = list(zip(spans.start[0].tolist(), spans.stop[0].tolist(), strict=True))
     for b in range(0, sizes.B, entries):
         for h in range(0, sizes.Hkv, heads):
-            for i in range(0, sizes.L, rows):
-                i1 = min(i + rows, sizes.L)
-                start, stop = (0, sizes.S) if mask is None or whole_rows else mask.span(i, i1, sizes)[:2]
+            for i, (start, stop) in zip(first, seen, strict=True):
                 yield Block(
                     slice(b, min(b + entries, sizes.B)),
                     slice(h * sizes.group, min(h + heads, sizes.Hkv) * sizes.group),
-                    slice(i, i1),
+                    slice(i, min(i + rows, sizes.L)),
                     slice(start, stop),
                 )
 

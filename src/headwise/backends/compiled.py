@@ -14,7 +14,7 @@ from headwise.arrays import is_torch
 from headwise.backends.memory import address, kind, read_address, rows
 from headwise.backends.prepared import prepared
 from headwise.backends.row_sums import RowSums
-from headwise.kernels import masking
+from headwise.expressions.nodes import FAR
 from headwise.kernels.scoring import Scoring
 from headwise.options import Options
 from headwise.shapes import Sizes
@@ -28,8 +28,8 @@ def reason(q: Any, k: Any, v: Any, options: Options, sizes: Sizes) -> str | None
     missing = unavailable()
     if missing:
         return missing
-    if max(sizes) >= masking.FAR:
-        return f"a size is {masking.FAR} or more"
+    if max(sizes) >= FAR:
+        return f"a size is {FAR} or more"
     return _torch_reason([q, k, v, *(x for _, x in options.arrays())], options) if is_torch(q) else None
 
 

@@ -20,12 +20,12 @@ import numpy as np
 from jax.experimental.buffer_callback import buffer_callback
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headwise import mask_packing
 from headwise.arrays import is_jax, to_numpy
 from headwise.backends import choose
 from headwise.backends.array_ops import WHOLE, gated, places_of, score_block, weigh
 from headwise.backends.row_sums import RowSums
 from headwise.libraries.jax_library import traced, whole_bytes
+from headwise.masks import passing
 from headwise.options import Options
 from headwise.shapes import Sizes
 
@@ -256,18 +256,18 @@ def _varying(x: Any) -> frozenset[str]:
 def on_numpy(options: Options) -> Options:
     """The options with their arrays as NumPy's, for arrays that are not being traced."""
     options = options.map(np.asarray)
-    if options.mask is None or mask_packing.has_function(options.mask):
+    if options.mask is None or options.mask.has_function():
         return options
     arrays: list[Any] = []
     integers: list[int] = []
-    text = mask_packing.pack(options.mask, arrays, integers)
-    return replace(options, mask=mask_packing.unpack(text, [to_numpy(x) for x in arrays], integers))
+    text = passing.flatten(options.mask, arrays, integers)
+    return replace(options, mask=passing.unflatten(text, [to_numpy(x) for x in arrays], integers))
 
 
 def _given(q: Array, k: Array, v: Array, options: Options) -> list[Any]:
     held: list[Any] = []
-    if options.mask is not None and not mask_packing.has_function(options.mask):
-        mask_packing.pack(options.mask, held, [])
+    if options.mask is not None and not options.mask.has_function():
+        passing.flatten(options.mask, held, [])
     return [x for x in (q, k, v, *(x for _, x in options.arrays()), *held) if isinstance(x, jax.Array)]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwise import mask_packing
 from headwise.backends import ops as ops
+from headwise.masks import passing
 
 
 def onnx_translations() -> dict[Any, Callable[..., Any]]:
@@ -53,7 +53,7 @@ def _attention(
 
     op: Any = opset23
     *words, rule = text.split(";")
-    said = {name: mask_packing.get(value[0], arrays, integers, reals) for name, *value in (x.split(" ") for x in words)}
+    said = {name: passing.get(value[0], arrays, integers, reals) for name, *value in (x.split(" ") for x in words)}
     if "dropout_p" in said:
         raise ValueError("onnx_translations: ONNX's Attention has no dropout; export the model in eval mode")
     if missing := said.keys() - KNOWN:
@@ -139,7 +139,7 @@ def _scaled(op: Any, q: Any, scale: float, wide: bool) -> tuple[Any, float]:
 
 
 class _Rule:
-    """A packed mask (see `mask_packing`) as ONNX operators: booleans that broadcast to [B, H, L, S]."""
+    """A mask as a text (see `masks.passing`) as ONNX operators: booleans that broadcast to [B, H, L, S]."""
 
     def __init__(self, op: Any, L: Any, S: Any, arrays: Sequence[Any], integers: Sequence[Any]) -> None:
         self.op, self.arrays, self.integers = op, arrays, integers
@@ -168,7 +168,7 @@ class _Rule:
     def _leaf(self, name: str) -> Any:
         op = self.op
         if name == "window":
-            left, right, at = self._value(), self._value(), self._value()
+            left, right, at, _ = (self._value() for _ in range(4))
             offset = self.default_offset if at is None else self._per_batch(at)
             distance = op.Sub(self.j, op.Add(self.i, offset))
             allowed = op.Equal(distance, distance)
@@ -179,16 +179,19 @@ class _Rule:
                 allowed = below if left is None else op.And(allowed, below)
             return allowed
         if name == "lengths":
-            return op.Less(self.j, self._per_batch(self._value()))
+            lengths, _ = self._value(), self._value()
+            return op.Less(self.j, self._per_batch(lengths))
         if name == "keys":
             return op.Unsqueeze(self._value(), op.Constant(value_ints=[1, 2]))  # [B, 1, 1, S]
         if name == "documents":
             queries, keys = (self._per_entry(self._value()) for _ in range(2))  # [B or 1, 1, 1, n]
             return op.Equal(op.Transpose(queries, perm=[0, 1, 3, 2]), keys)
-        return self._value()  # dense
+        if name == "dense":
+            return self._value()
+        raise ValueError(f"onnx_translations: there is no translation of masks of the kind {name!r}; leave it out")
 
     def _value(self) -> Any:
-        return mask_packing.get(next(self.words), self.arrays, self.integers)
+        return passing.get(next(self.words), self.arrays, self.integers)
 
     def _integer(self, x: Any) -> Any:
         return self.op.Constant(value_int=x) if isinstance(x, int) else self.op.Cast(x, to=INT64)

@@ -14,6 +14,8 @@ from typing import Any
 Node = tuple[Any, ...]
 SCORE, B, H, I, J = ((x,) for x in ("score", "b", "h", "i", "j"))
 
+FAR = 1 << 29  # further than any key from any query: a kernel's indices have 32 bits
+
 COMPARISONS = {"less", "less_equal", "greater", "greater_equal", "equal", "not_equal"}
 REAL_ONLY = {"divide", "exp", "exp2", "log", "tanh", "sqrt", "sigmoid"}
 ARITHMETIC = {"add", "subtract", "multiply", "floor_divide", "remainder", "minimum", "maximum"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headwise import mask_packing
 from headwise.expressions.nodes import Captures, Node, substitute
 from headwise.kernels import masking
 from headwise.kernels.exact import Exactness
@@ -51,7 +50,7 @@ def scoring(options: Options, sizes: Sizes, exact: Arithmetic | None = None) -> 
     if options.mask is None:
         return Scoring(change, None, captures)
     visible = masking.rule(options.mask, sizes, captures)
-    if exact is not None and mask_packing.has_function(options.mask):
+    if exact is not None and options.mask.has_function():
         Exactness(captures, ends, exact.wide, exact.numpy, exact.default).check(visible)
     return Scoring(change, visible, captures)
 

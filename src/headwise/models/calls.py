@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from headwise import masks
 from headwise.arrays import detached
 from headwise.backends.row_sums import RowSums, joined
 from headwise.models.carrier import Plan
@@ -291,10 +290,13 @@ def _share_keys(calls: list[Call], new: Call) -> None:
 
 def _chosen(options: Options, heads: list[int]) -> Options:
     """The options of some heads; a mask that a model wrote out itself may differ by head, too."""
-    mask, at = options.mask, torch.tensor(heads)
-    if isinstance(mask, masks._Dense) and mask.array.ndim >= 3 and mask.array.shape[-3] > 1:
-        mask = masks.dense(mask.array[..., heads, :, :])
-    return replace(options.along("H", lambda x, axis: x.index_select(axis, at.to(x.device))), mask=mask)
+    at = torch.tensor(heads)
+
+    def pick(x: Tensor, axis: int) -> Tensor:
+        return x.index_select(axis, at.to(x.device))
+
+    mask = None if options.mask is None else options.mask.along("H", pick)
+    return replace(options.along("H", pick), mask=mask)
 
 
 def _joined(pieces: list[Tensor], axis: int) -> Tensor:

@@ -98,13 +98,13 @@ def follow(mask: Mask, offset: Any, packed: Packed | None = None) -> Mask:
     """
 
     def own(m: Mask) -> Mask:
-        if not isinstance(m, masks._Window) or m.at is not None:
+        if not isinstance(m, masks.Window) or m.at is not None:
             return m
         if packed is not None and not packed.alike:
             return _within(m.left, m.right, packed.query_positions, packed.key_positions)
         return m if offset is None else replace(m, at=offset)
 
-    return masks.fold(mask, own, masks.rejoined)
+    return mask.replace_rules(own)
 
 
 def _within(left: int | None, right: int | None, queries: Tensor, keys: Tensor) -> Mask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 from headwise.arrays import is_array
@@ -10,21 +10,18 @@ from headwise.expressions.evaluate import evaluate
 from headwise.expressions.nodes import Captures, Node
 from headwise.libraries import library_of
 from headwise.options.places import Places
+from headwise.records import Record
 from headwise.shapes import Sizes
 
 
-class Option:
+class Option(Record):
     """A frozen dataclass of arrays, numbers and functions, with what there is to say of it.
 
     An option that is not there is no object, so nothing else needs to know what means "none".
     """
 
     argument: ClassVar[str]  # of `headwise.attention`
-    names: ClassVar[tuple[str, ...]]  # of the fields, in order
     absent: ClassVar[Any] = None  # the argument's default, which changes nothing
-    axes: ClassVar[dict[str, str]] = {}  # of fields that are arrays: letters of B H L S, each axis full or 1
-    functions: ClassVar[tuple[str, ...]] = ()  # fields that are functions
-    passing: ClassVar[tuple[str, ...]] = ()  # fields that nothing looks at once the call is over
 
     @classmethod
     def of(cls, said: Any, q: Any, sizes: Sizes) -> Self | None:
@@ -42,45 +39,12 @@ class Option:
         """Whether it may make a score -inf, as a mask does."""
         return False
 
-    def map(self, f: Callable[[Any], Any]) -> Self:
-        """The same with f of every array."""
-        return self.with_fields(lambda name, x: f(x) if is_array(x) else x)
-
-    def map_functions(self, f: Callable[[Any], Any]) -> Self:
-        """The same with f of every function."""
-        return self.with_fields(lambda name, x: f(x) if name in self.functions else x)
-
     def arrays(self) -> list[tuple[str, Any]]:
         """Its arrays by name."""
         return [(self._named(name), x) for name, x in self.fields() if is_array(x)]
 
-    def letters(self, name: str, x: Any) -> str:
-        """Which of B, H, L and S an array's axes are."""
-        return self.axes[name][len(self.axes[name]) - x.ndim :]
-
-    def along(self, letter: str, pick: Callable[[Any, int], Any]) -> Self:
-        """The same with `pick(array, axis)` of the arrays that differ along this axis of [B, H, L, S]."""
-
-        def one(name: str, x: Any) -> Any:
-            axis = self.letters(name, x).find(letter) if is_array(x) and name in self.axes else -1
-            return x if axis < 0 or x.shape[axis] == 1 else pick(x, axis)
-
-        return self.with_fields(one)
-
-    def lasting(self) -> list[Any]:
-        """The fields' values as they are kept of a call; None for what was of the call alone."""
-        return [None if name in self.passing else x for name, x in self.fields()]
-
-    def fields(self) -> Iterator[tuple[str, Any]]:
-        """Names and values."""
-        return ((name, getattr(self, name)) for name in self.names)
-
     def _named(self, name: str) -> str:
         return self.argument if len(self.names) == 1 or name == self.argument else f"{self.argument}'s {name}"
-
-    def with_fields(self, f: Callable[[str, Any], Any]) -> Self:
-        """The same with f(name, value) of every field."""
-        return type(self)(*(f(name, x) for name, x in self.fields()))
 
     def learned(self) -> bool:
         """Whether a gradient may be asked for of something that it holds."""

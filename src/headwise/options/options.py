@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from headwise import mask_packing, shapes
+from headwise import shapes
 from headwise.arrays import is_array, is_jax, is_torch
-from headwise.masks import Mask, as_mask
+from headwise.masks import Mask, as_mask, passing
 from headwise.options.bias import Bias
 from headwise.options.dropout import Dropout
 from headwise.options.head_gate import HeadGate
@@ -90,7 +90,7 @@ class Options:
 
     def has_function(self) -> bool:
         """Whether a function of the user's is at work."""
-        return self.has_score_function() or mask_packing.has_function(self.mask)
+        return self.has_score_function() or (self.mask is not None and self.mask.has_function())
 
     def has_score_function(self) -> bool:
         """Whether one of them changes scores."""
@@ -126,7 +126,7 @@ class Options:
         """The same with f of every function of the user's, the mask's too."""
         if not self.has_function():
             return self
-        mask = self.mask.functions(f) if self.mask is not None and mask_packing.has_function(self.mask) else self.mask
+        mask = None if self.mask is None else self.mask.map_functions(f)
         return replace(self, mask=mask, there=tuple(option.map_functions(f) for option in self.there))
 
     def functions(self) -> list[tuple[str, Any]]:
@@ -134,13 +134,13 @@ class Options:
         found: list[tuple[str, Any]] = []
         for option in self.there:
             found += [(option.argument, getattr(option, name)) for name in option.functions]
-        if self.mask is not None and mask_packing.has_function(self.mask):
+        if self.mask is not None and self.mask.has_function():
 
             def note(function: Any) -> Any:
                 found.append(("mask_mod", function))
                 return function
 
-            self.mask.functions(note)
+            self.mask.map_functions(note)
         return found
 
     # more or less of it
@@ -168,9 +168,9 @@ class Options:
         for option in self.there:
             if option.functions:
                 raise TypeError(f"attention: {option.argument} does not pass through an operator")
-            put = [mask_packing.put(x, arrays, integers, reals) for _, x in option.fields()]
+            put = [passing.put(x, arrays, integers, reals) for _, x in option.fields()]
             words.append(" ".join([option.argument, *put]))
-        mask = "" if self.mask is None else mask_packing.pack(self.mask, arrays, integers)
+        mask = "" if self.mask is None else passing.flatten(self.mask, arrays, integers)
         return arrays, ";".join([*words, mask]), integers, reals
 
     @classmethod
@@ -182,8 +182,8 @@ class Options:
         there = []
         for one in words:
             argument, *put = one.split(" ")
-            there.append(BY_ARGUMENT[argument](*(mask_packing.get(x, arrays, integers, reals) for x in put)))
-        return cls(scale, mask_packing.unpack(mask, arrays, integers) if mask else None, tuple(there))
+            there.append(BY_ARGUMENT[argument](*(passing.get(x, arrays, integers, reals) for x in put)))
+        return cls(scale, passing.unflatten(mask, arrays, integers) if mask else None, tuple(there))
 
     def written(self, put: Callable[[Any], str]) -> list[list[Any]]:
         """The options as JSON, mask and scale aside; arrays go through `put`, which gives their names."""

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from headwise.expressions.evaluate import evaluate
 from headwise.expressions.nodes import Captures, Node
 from headwise.libraries import library_of
-from headwise.masks import Mask, Span
+from headwise.masks import Mask, Spans
 from headwise.options.option import ScoreOption, worked_out
 from headwise.options.places import Places
 from headwise.shapes import Sizes
@@ -37,14 +39,17 @@ class Rule(Mask):
     """A mask by its tree, with these arrays in it; which keys a block sees, the mask itself says."""
 
     def __init__(self, mask: Mask, tree: Node, captures: Captures, arrays: Sequence[Any]) -> None:
-        self.mask, self.tree, self.captures, self.arrays = mask, tree, captures, arrays
+        self.mask, self.rule, self.captures, self.arrays = mask, tree, captures, arrays
 
     def allowed(self, b: Any, h: Any, i: Any, j: Any, sizes: Sizes) -> Any:
-        found = evaluate(self.tree, {"b": b, "h": h, "i": i, "j": j}, self.captures, self.arrays)
+        found = evaluate(self.rule, {"b": b, "h": h, "i": i, "j": j}, self.captures, self.arrays)
         return library_of(j).array(found, j)
 
-    def span(self, i0: int, i1: int, sizes: Sizes) -> Span:
-        return self.mask.span(i0, i1, sizes)
+    def spans(self, i0: np.ndarray, i1: np.ndarray, sizes: Sizes) -> Spans:
+        return self.mask.spans(i0, i1, sizes)
+
+    def key(self) -> Any:
+        return None
 
     def offset(self, sizes: Sizes) -> Any:
         return self.mask.offset(sizes)

@@ -384,7 +384,7 @@ def test_masks_joined_hundreds_of_times() -> None:
     row, other = hw.causal(), hw.window(3)
     for _ in range(500):
         row = row & other
-    assert len(row.parts) == 2
+    assert len(row.children) == 2
     for n in range(500):
         row = row | hw.window(n, 0)
     deep: hw.Mask = hw.keys(np.arange(7)[None] < 6)
