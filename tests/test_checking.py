@@ -57,7 +57,7 @@ def test_large_scores_round_more_and_are_no_false_alarm(kind: str, dtype: str, s
 def test_one_value_written_over_is_seen(kind: str, dtype: str, name: str) -> None:
     w, arrays, out = weights(kind, dtype)
     assert w.check().ok
-    array = {"q": arrays[0], "k": arrays[1], "v": arrays[2], "out": out, "lse": w._lse}[name]
+    array = {"q": arrays[0], "k": arrays[1], "v": arrays[2], "out": out, "lse": w.source.lse}[name]
     if kind == "torch":
         array = array.detach()
         array.data[1, 2, 5] += 0.5  # unseen by the count of writes
@@ -74,7 +74,7 @@ def test_one_value_written_over_is_seen(kind: str, dtype: str, name: str) -> Non
 @pytest.mark.parametrize("name", ["k", "v", "out", "lse"])
 def test_a_nan_or_inf_that_was_not_there_is_seen(kind: str, bad: float, name: str) -> None:
     w, arrays, out = weights(kind)
-    array = {"k": arrays[1], "v": arrays[2], "out": out, "lse": w._lse}[name]
+    array = {"k": arrays[1], "v": arrays[2], "out": out, "lse": w.source.lse}[name]
     (array.data if kind == "torch" else array)[1, 2, 5] = bad
     check = w.check()
     assert not check.ok, check
@@ -114,7 +114,7 @@ def test_the_sinks_share_is_in_the_sum(kind: str) -> None:
     w, _, _ = weights(kind, sinks=sinks if kind == "numpy" else torch.tensor(sinks))
     assert w.check().ok
     assert wide(w[0, 0]).sum(-1).max() < 0.99
-    with mock.patch.object(w._source, "sinks", return_value=None):
+    with mock.patch.object(w.recompute, "sinks", return_value=None):
         assert not w.check().ok
 
 

@@ -11,6 +11,7 @@ from headwise import shapes
 from headwise.arrays import is_jax, is_torch
 from headwise.backends import choose
 from headwise.backends.row_sums import RowSums
+from headwise.backends.source import Source
 from headwise.given import as_numpy, check_dense
 from headwise.options import Options
 from headwise.options.score_mod import Function
@@ -114,7 +115,7 @@ def _lazy(
         if traced(q, k, v, out):
             raise TypeError("attention: weights=True must be asked for outside of jax.jit and jax.grad; got tracers")
         q, k, v, out, lse, options = *(np.asarray(x) for x in (q, k, v, out, lse)), on_numpy(options)
-    return Weights(q, k, v, out, lse, options, sizes, lead, sums=sums)
+    return Weights(Source(q, k, v, out, lse, options, sizes, sums or RowSums()), lead)
 
 
 def multi_head_attention(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from headwise import checking, indexing, reading, tracing
 from headwise.arrays import detached, in_graph, is_torch, like, to_numpy
 from headwise.backends.blocks import Block, blocks
 from headwise.backends.recompute import Recompute, Shown, within
-from headwise.backends.row_sums import RowSums
+from headwise.backends.source import Source as Source
 from headwise.captured import attributes, bound, captured, given
 from headwise.checking import Check as Check
 from headwise.options import Options
@@ -25,7 +26,6 @@ from headwise.options.dropout import Dropout
 from headwise.options.head_gate import HeadGate
 from headwise.pictures.notebook import weights_html
 from headwise.reading import Reads
-from headwise.shapes import Sizes
 
 DENSE_LIMIT = 1 << 26  # values to_dense makes without being told: 256 MB in fp32
 
@@ -39,6 +39,8 @@ class Weights:
     `w[b, h, i, j]` takes ints, slices, index arrays, booleans, None and Ellipsis with NumPy's rules; `w.scores[...]` is
     the same before the softmax (-inf where masked).
 
+    `w.source` is the call that they are of: q, k, v, out, lse, options and sizes (see `Source`).
+
     >>> import numpy as np, headwise as hw
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.normal(size=(3, 1, 2, 5, 4))
@@ -49,27 +51,19 @@ class Weights:
 
     def __init__(
         self,
-        q: Any,
-        k: Any,
-        v: Any,
-        out: Any,
-        lse: Any,
-        options: Options,
-        sizes: Sizes,
+        source: Source,
         lead: int = 0,
         batch: range | None = None,
         heads: range | None = None,
         dropped: frozenset[int] = frozenset(),
-        sums: RowSums | None = None,
     ) -> None:
-        self._q, self._k, self._v, self._out, self._lse = q, k, v, out, lse
-        self._options, self._sizes, self._lead = _with_functions(options, bound), sizes, lead
-        self._batch = range(sizes.B) if batch is None else batch
-        self._heads = range(sizes.H) if heads is None else heads
-        self._dropped = dropped | frozenset(range(lead))  # axes that are not there: fixed to one entry
+        """lead: axes that q did not have; batch, heads: what is shown of the source; dropped: axes of one entry."""
+        self.source = replace(source, options=_with_functions(source.options, bound))
+        self._batch = range(source.sizes.B) if batch is None else batch
+        self._heads = range(source.sizes.H) if heads is None else heads
+        self._dropped = dropped | frozenset(range(lead))
         self._versions = self._written()
-        self._sums = RowSums() if sums is None else sums
-        self._source = Recompute(q, k, lse, self._options, sizes, self._sums)
+        self.recompute = Recompute(self.source)
 
     # what it is
 
@@ -84,24 +78,39 @@ class Weights:
 
     @property
     def dtype(self) -> Any:
-        return self._lse.dtype
+        return self.source.lse.dtype
 
     @property
     def lse(self) -> Any:
         """Log-sum-exp of each row's scores [B, H, L], natural log, sinks included."""
-        lse = self._lse[self._batch.start : self._batch.stop, self._heads.start : self._heads.stop]
+        lse = self.source.lse[self._batch.start : self._batch.stop, self._heads.start : self._heads.stop]
         return lse[tuple(0 if axis in self._dropped else slice(None) for axis in (0, 1))]
 
     @property
     def offset(self) -> Any:
         """Position of query 0 among the keys: the mask's, else S - L; an int or one int per batch entry."""
-        stated = None if self._options.mask is None else self._options.mask.offset(self._sizes)
+        stated = None if self.source.options.mask is None else self.source.options.mask.offset(self.source.sizes)
         if stated is None:
-            return self._sizes.S - self._sizes.L
+            return self.source.sizes.S - self.source.sizes.L
         if getattr(stated, "ndim", 0) == 0:
             return int(stated)
-        at = np.broadcast_to(to_numpy(stated), (self._sizes.B,))[self._batch.start : self._batch.stop]
+        at = np.broadcast_to(to_numpy(stated), (self.source.sizes.B,))[self._batch.start : self._batch.stop]
         return int(at[0]) if 0 in self._dropped and len(at) else at
+
+    @property
+    def batch(self) -> range:
+        """Which batch entries of the source these are."""
+        return self._batch
+
+    @property
+    def heads(self) -> range:
+        """Which heads of the source these are."""
+        return self._heads
+
+    @property
+    def fixed(self) -> frozenset[int]:
+        """Which of the axes B (0) and H (1) are not there: q did not have them, or an int took them away."""
+        return self._dropped
 
     @property
     def scores(self) -> Scores:
@@ -140,13 +149,15 @@ class Weights:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("Weights: there is no array to share until one is made; use np.asarray(w) or w.to_dense()")
-        return to_numpy(self.to_dense()).astype(dtype or to_numpy(self._lse).dtype, copy=False)
+        return to_numpy(self.to_dense()).astype(dtype or to_numpy(self.source.lse).dtype, copy=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which hold the numbers without the graph that they came from."""
         self._unchanged()
-        state = {name: detached(x) for name, x in self.__dict__.items() if name not in ("_versions", "_source")}
-        return state | {"_options": _with_functions(self._options, given).map(detached)}
+        state = {name: x for name, x in self.__dict__.items() if name not in ("_versions", "recompute")}
+        source = self.source.map(detached)
+        sums = source.sums.map(detached) if source.sums.known is None else source.sums
+        return state | {"source": replace(source, options=_with_functions(source.options, given), sums=sums)}
 
     def __copy__(self) -> Weights:
         return self._copied(lambda x: x)
@@ -157,13 +168,15 @@ class Weights:
     def _copied(self, copied: Callable[[Any], Any]) -> Weights:
         """Pickles name functions; copies keep them, over what they referred to in the call."""
         found = object.__new__(type(self))
-        found.__setstate__(copied(self.__getstate__() | {"_options": self._options.map(detached)}))
+        source = replace(self.__getstate__()["source"], options=self.source.options.map(detached))
+        found.__setstate__(copied(self.__getstate__() | {"source": source}))
         return found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"_sums": RowSums()} | state | {"_options": _with_functions(state["_options"], bound)})
+        self.__dict__.update(state)
+        self.source = replace(self.source, options=_with_functions(self.source.options, bound))
         self._versions = self._written()
-        self._source = Recompute(self._q, self._k, self._lse, self._options, self._sizes, self._sums)
+        self.recompute = Recompute(self.source)
 
     # looking
 
@@ -263,7 +276,7 @@ class Weights:
         self._unchanged()
         self._outside("read")
         chosen = self._batch, self._heads
-        result = reading.read(ask, self._source, chosen, self._cut, self.offset, progress, backend)
+        result = reading.read(ask, self.recompute, chosen, self._cut, self.offset, progress, backend)
         if pooled is not None and not isinstance(pooled, list):
             result.pooled = result.pooled[0]
         return result.map(self._shaped)
@@ -275,38 +288,35 @@ class Weights:
         """
         self._unchanged()
         self._outside("check")
-        sizes, options = self._sizes, self._options
+        sizes, options = self.source.sizes, self.source.options
         gate = np.ones((sizes.B, sizes.H))
         if options.head_gate is not None:
             gate = np.broadcast_to(to_numpy(options.head_gate), gate.shape)
-        v = self._v if options.dropout is None else None
+        v = self.source.v if options.dropout is None else None
         chosen = self._batch, self._heads
         cut = [(within(block, chosen), block) for block in self._cut()]
 
         def shown(block: Block) -> Shown:
-            return self._source.shown(block, chosen)
+            return self.recompute.shown(block, chosen)
 
-        return checking.check(cut, shown, self._lse, v, self._out, gate, sizes.group)
+        return checking.check(cut, shown, self.source.lse, v, self.source.out, gate, sizes.group)
 
     # how
 
     @property
     def _full_shape(self) -> tuple[int, int, int, int]:
-        return len(self._batch), len(self._heads), self._sizes.L, self._sizes.S
+        return len(self._batch), len(self._heads), self.source.sizes.L, self.source.sizes.S
 
     def _view(self, batch: range, heads: range, dropped: frozenset[int]) -> Weights:
-        view = Weights(
-            self._q, self._k, self._v, self._out, self._lse, self._options, self._sizes, 0, batch, heads, dropped,
-            self._sums,
-        )  # fmt: skip
-        view._versions, view._source = self._versions, self._source
+        view = Weights(self.source, 0, batch, heads, dropped)
+        view._versions, view.recompute = self._versions, self.recompute
         return view
 
     def _written(self) -> list[tuple[str, int | None]]:
         """How often each array that the weights are recomputed from has been written in place."""
-        options = self._options
-        arrays = [("q", self._q), ("k", self._k), *options.without(HeadGate, Dropout).arrays()]
-        if is_torch(self._q) and not in_graph():
+        options = self.source.options
+        arrays = [("q", self.source.q), ("k", self.source.k), *options.without(HeadGate, Dropout).arrays()]
+        if is_torch(self.source.q) and not in_graph():
             arrays += [] if options.mask is None else options.mask.held()
             for what, function in options.functions():
                 of_function = *captured(function), *attributes(function)
@@ -322,7 +332,7 @@ class Weights:
                 )
 
     def _outside(self, op: str, indexed: bool = False) -> None:
-        if is_torch(self._q):
+        if is_torch(self.source.q):
             tracing.check_readable(op, indexed)
 
     def _lookup(self, key: Any, weights: bool) -> Any:
@@ -334,21 +344,21 @@ class Weights:
             slices = iter(quick[0])
             block = Block(*(slice(0, 1) if axis in self._dropped else next(slices) for axis in range(4)))
             with np.errstate(all="ignore"):
-                values = self._source.box(within(block, (self._batch, self._heads)), weights).reshape(quick[1])
+                values = self.recompute.box(within(block, (self._batch, self._heads)), weights).reshape(quick[1])
             return values if quick[1] else values[()]
         found = indexing.places(key, self.shape)
         nowhere = np.broadcast_to(0, found[0].shape)
         there = iter(found)
         at = [nowhere if axis in self._dropped else next(there) for axis in range(4)]
         if not nowhere.size:
-            return self._lse[:0].reshape(-1)[:0].reshape(nowhere.shape)
+            return self.source.lse[:0].reshape(-1)[:0].reshape(nowhere.shape)
         box = indexing.as_box(at) if indexing.is_basic(key) else None
         with np.errstate(all="ignore"):
             if box is None:
                 at[0], at[1] = at[0] + self._batch.start, at[1] + self._heads.start
-                values = self._source.points(at, weights)
+                values = self.recompute.points(at, weights)
             else:
-                values = self._source.box(within(Block(*box), (self._batch, self._heads)), weights)
+                values = self.recompute.box(within(Block(*box), (self._batch, self._heads)), weights)
         values = values.reshape(nowhere.shape)
         return values[()] if isinstance(found[0], np.generic) else values  # a number where NumPy gives one
 
@@ -357,7 +367,7 @@ class Weights:
         is one block.
         """
         found = []
-        for block in blocks(self._sizes, self._options.mask, whole_rows):
+        for block in blocks(self.source.sizes, self.source.options.mask, whole_rows):
             b, h = _meet(block.b, self._batch), _meet(block.h, self._heads)
             if b is not None and h is not None:
                 found.append(Block(b, h, block.i, block.j))
@@ -367,10 +377,10 @@ class Weights:
         """A read as q's kind, without the axes that are not there."""
         x = x[tuple(0 if axis in self._dropped else slice(None) for axis in (0, 1))]
         if is_torch(x):
-            return (x.to(self._lse.dtype) if x.is_floating_point() else x).contiguous()
+            return (x.to(self.source.lse.dtype) if x.is_floating_point() else x).contiguous()
         if x.dtype.kind == "f":
-            x = x.astype(to_numpy(self._lse[:0]).dtype)
-        return like(np.asarray(x, order="C"), self._q) if is_torch(self._q) else x
+            x = x.astype(to_numpy(self.source.lse[:0]).dtype)
+        return like(np.asarray(x, order="C"), self.source.q) if is_torch(self.source.q) else x
 
 
 class Scores:

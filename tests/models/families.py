@@ -441,7 +441,7 @@ def _ablated(model: Any, inputs: dict[str, Any], heads: Any, plain: Any, rows: t
     """
     places = find_places(model)
     for name, part in heads.parts.items():
-        if part.layers and all(float(w._out.abs().max()) > 0 for w in part.calls(part.layers[0])):
+        if part.layers and all(float(w.source.out.abs().max()) > 0 for w in part.calls(part.layers[0])):
             layer = part.layers[0]
             with hw.ablate(model, [(layer, h) for h in range(part.num_heads(layer))], part=name):
                 changed = difference(plain, run(model, inputs), rows)

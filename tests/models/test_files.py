@@ -34,8 +34,8 @@ def _no_grad() -> Iterator[None]:
 
 def equal(one: Any, other: Any) -> None:
     """What a call is recomputed from is there bit for bit; the order in memory, and so the rounding, may differ."""
-    one, other = one.weights(), other.weights()
-    for name in ("_q", "_k", "_v", "_out", "_lse"):
+    one, other = one.weights().source, other.weights().source
+    for name in ("q", "k", "v", "out", "lse"):
         assert torch.equal(getattr(one, name), getattr(other, name))
 
 
@@ -331,7 +331,7 @@ def test_a_file_of_an_older_version(version: int, run: Path) -> None:
     rewritten(run, older)
     again = hw.open(run)
     assert torch.equal(again.main.key_ids, before.main.key_ids)
-    old, new = (x.main.call(0).weights()._options for x in (again, before))
+    old, new = (x.main.call(0).weights().source.options for x in (again, before))
     assert torch.equal(old.sinks, new.sinks)
     assert [option.argument for option in old.there] == ["softcap", *(option.argument for option in new.there)]
 

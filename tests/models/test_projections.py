@@ -37,7 +37,7 @@ def proved(model: Any, inputs: Any) -> int:
     for part in heads.parts.values():
         layers = part.layers if part.kept else []
         for layer in layers:
-            out = part[layer]._out  # [B, H, L, Dv]
+            out = part[layer].source.out  # [B, H, L, Dv]
             wanted = out.transpose(1, 2).flatten(2)
             place = next(p for p in places if p.part == part.name)
             shared = len([p for p in places if p.part == part.name]) < len(layers)
@@ -73,7 +73,7 @@ def test_is_cut_by_heads(kind: str) -> None:
     projection = output_projection(model, place, "test")
     with torch.no_grad(), hw.watch(model) as heads:
         model(**inputs)
-        out = heads[1]._out  # [B, H, L, Dv]
+        out = heads[1].source.out  # [B, H, L, Dv]
         H = out.shape[1]
         assert projection.width == H * out.shape[3]
         shares = torch.einsum("bhld,hde->ble", out, projection.by_head(H))

@@ -51,8 +51,8 @@ def test_packed_images_are_calls_of_one_layer() -> None:
     for layer in heads.layers:
         one, two = heads.calls(layer)
         v = values[layer].reshape(48, 3, 4, 8)[:, 2].transpose(0, 1)[None]
-        assert torch.equal(one._v, v[:, :, :16])
-        assert torch.equal(two._v, v[:, :, 16:])
+        assert torch.equal(one.source.v, v[:, :, :16])
+        assert torch.equal(two.source.v, v[:, :, 16:])
     with pytest.raises(ValueError, match=r"heads: layer 1 of self attends several times .*one of the 2 in heads.calls"):
         heads[1].check()
 

@@ -244,7 +244,7 @@ def test_a_layer_of_a_model(name: str) -> None:
             model(**inputs)
     watched = (heads.encoder if part else heads)[1]
     same(trace.weights, wide(watched[...]))
-    np.testing.assert_allclose(wide(trace.head_outputs), wide(watched._out), atol=1e-6)
+    np.testing.assert_allclose(wide(trace.head_outputs), wide(watched.source.out), atol=1e-6)
     assert trace.error < 1e-6
     assert trace.w_q is not None and trace.w_k is not None and trace.w_v is not None
     for n, raw in (("q", trace.q_projected), ("k", trace.k_projected)):

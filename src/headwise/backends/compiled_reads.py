@@ -68,7 +68,7 @@ def read(
     """
     from headwise.kernels.reads_plan import Pass, Rows, Wanted
 
-    problem, call, (q, k), alive = _problem(q, k, options, sizes, lanewise=lanewise)
+    problem, call, (q, k), alive = problem_of(q, k, options, sizes, lanewise=lanewise)
     offset = np.reshape(np.asarray(offset, np.int64), -1)
     far = int(np.abs(offset).max()) + sizes.L + sizes.S
     if ask.distance and far >= FAR["f64" if problem.dtype == "f64" else "f32"]:
@@ -125,7 +125,7 @@ def own(
     """
     from headwise.kernels.reads_plan import Pass, Rows, Wanted, nothing
 
-    problem, call, (q, k), alive = _problem(q, k, options, sizes, known)
+    problem, call, (q, k), alive = problem_of(q, k, options, sizes, known)
     real = np.float64 if problem.dtype == "f64" else np.float32
     sinks = None if options.sinks is None else to_numpy(options.sinks)[chosen[1].start : chosen[1].stop, None]
     begin = nothing((len(chosen[0]), len(chosen[1]), sizes.L), real, sinks)
@@ -156,7 +156,7 @@ def box(
     tensors = is_torch(q)
     if tensors and options.has_score_function() and _learns(options, sizes):
         raise TraceError("score_mod: a tensor it refers to requires a gradient, which kernels do not give")
-    problem, call, (q_rows, k_rows), alive = _problem(q, k, options, sizes, lanewise=lanewise)
+    problem, call, (q_rows, k_rows), alive = problem_of(q, k, options, sizes, lanewise=lanewise)
     real = np.float64 if problem.dtype == "f64" else np.float32
     out = np.empty([x.stop - x.start for x in block], real)
     BoxPass(problem, call, block, row_sums, out).run(memory.address(q_rows), memory.address(k_rows))
@@ -168,7 +168,7 @@ def in_units_of(q: Any, k: Any, options: Options, sizes: Sizes) -> float:
     """What the largest scores that `own` gives are to be multiplied by to be scores."""
     from headwise.kernels.plan import scaled_at_once
 
-    return 1.0 if scaled_at_once(_problem(q, k, options, sizes)[0]) else options.scale
+    return 1.0 if scaled_at_once(problem_of(q, k, options, sizes)[0]) else options.scale
 
 
 def _learns(options: Options, sizes: Sizes) -> bool:
@@ -177,7 +177,7 @@ def _learns(options: Options, sizes: Sizes) -> bool:
     return learning and any(is_torch(x) and x.requires_grad for x in scoring(options, sizes).captures.arrays)
 
 
-def _problem(
+def problem_of(
     q: Any,
     k: Any,
     options: Options,

@@ -18,13 +18,11 @@ from headwise.arrays import is_torch, like, to_numpy
 from headwise.backends import compiled, compiled_reads
 from headwise.backends.array_ops import score_block, score_points, sink_of
 from headwise.backends.blocks import VALUES, Block
-from headwise.backends.row_sums import RowSums
 from headwise.backends.softmax import softmax
+from headwise.backends.source import Source
 from headwise.expressions.nodes import TraceError
 from headwise.libraries import library_of
-from headwise.options import Options
 from headwise.options.places import Places
-from headwise.shapes import Sizes
 
 POINT_VALUES = 1 << 22  # values of q (and of k) gathered at a time for single places
 SOME = 4  # products for each of those weights below which NumPy is done with whole rows before a kernel with a part
@@ -50,12 +48,12 @@ class Shown(NamedTuple):
 
 
 class Recompute:
-    """q [B, H, L, D], k [B, Hkv, S, D] and lse [B, H, L] of one call, what happened to its scores, and what the
-    kernels' forward left of each row.
-    """
+    """The weights of one call once more; what a look finds out of a row is there for the next (`source.sums`)."""
 
-    def __init__(self, q: Any, k: Any, lse: Any, options: Options, sizes: Sizes, sums: RowSums) -> None:
-        self.q, self.k, self.lse, self.options, self.sizes, self.sums = q, k, lse, options, sizes, sums
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.q, self.k, self.lse = source.q, source.k, source.lse
+        self.options, self.sizes, self.sums = source.options, source.sizes, source.sums
 
     # what the kernels divide by
 

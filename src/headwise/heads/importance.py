@@ -74,8 +74,8 @@ class Gates(Session):
         self.calls: list[tuple[tuple[str, int], torch.Tensor, int]] = []
 
     def seen(self, call: Seen) -> list[int]:
-        out = call.weights._out  # [B, H, L, Dv]
-        self.calls.append(((call.place.part, call.layer), out, call.weights._sizes.group))
+        out = call.weights.source.out  # [B, H, L, Dv]
+        self.calls.append(((call.place.part, call.layer), out, call.weights.source.sizes.group))
         return []
 
     def gradients(self, total: torch.Tensor, B: int) -> list[tuple[tuple[str, int], Array, int]]:

@@ -48,7 +48,7 @@ def value_norms(model: Any, heads: Any, layer: int) -> torch.Tensor:
     weights = part.call(layer).weights()
     place = _place(model, part.name, layer)
     projection = output_projection(model, place, "value_norms")
-    v, group, numbers = weights._v, weights._sizes.group, part.heads_of(layer)  # v [B, Hkv, S, Dv]
+    v, group, numbers = weights.source.v, weights.source.sizes.group, part.heads_of(layer)  # v [B, Hkv, S, Dv]
     Dv = v.shape[3]
     H = projection.width // Dv
     if projection.width % Dv or numbers[-1] >= H or (layer not in part.chosen and len(numbers) != H):

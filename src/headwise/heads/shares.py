@@ -136,12 +136,12 @@ def row_shares(weights: Weights, places: dict[str, list[Pairs]]) -> dict[str, tu
 def _visible(weights: Weights, b: int, pairs: Pairs) -> Pairs:
     """The places that the mask lets a query see; masks that differ by head are rare, and head 0 speaks for all."""
     i, j = pairs
-    options = weights._options
+    options = weights.source.options
     if not len(i) or (options.mask is None and not options.may_hide()):
         return pairs
     if options.mask is not None and not options.may_hide():
-        at = np.full(len(i), b + weights._batch.start)
-        seen = np.asarray(to_numpy(options.mask.allowed(at, at * 0, i, j, weights._sizes)))
+        at = np.full(len(i), b + weights.batch.start)
+        seen = np.asarray(to_numpy(options.mask.allowed(at, at * 0, i, j, weights.source.sizes)))
         seen = np.broadcast_to(seen, i.shape)
     else:  # an option can hide too
         seen = to_numpy(weights.scores[b, 0, i, j]) > -np.inf

@@ -164,12 +164,12 @@ def _breadth(weights: Weights, entropy: Array, real: Array, rows: Array) -> Arra
 
 def _allowed(weights: Weights, b: Array, i: Array, j: Array) -> Array:
     """Which places a query may see; masks that differ by head are rare, and head 0 speaks for all."""
-    mask = weights._options.mask
-    if weights._options.may_hide():
+    mask = weights.source.options.mask
+    if weights.source.options.may_hide():
         return np.asarray(to_numpy(weights.scores[b, b * 0, i, j]) > -np.inf)
     if mask is None:
         return np.ones(np.broadcast_shapes(b.shape, i.shape, j.shape), bool)
-    return np.asarray(to_numpy(mask.allowed(b, b * 0, i, j, weights._sizes)))
+    return np.asarray(to_numpy(mask.allowed(b, b * 0, i, j, weights.source.sizes)))
 
 
 def _places(weights: Weights, b: Array, i: Array, j: Array, rows: Array) -> Array:

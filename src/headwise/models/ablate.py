@@ -165,7 +165,7 @@ class Ablation(Session):
 
     def chosen(self, call: Seen) -> list[int]:
         """The heads of a call that are off."""
-        H, group = call.weights.shape[1], call.weights._sizes.group
+        H, group = call.weights.shape[1], call.weights.source.sizes.group
         for head in self.off.get(call.layer, ()):
             _check("head", call.layer, head, H)
         groups = self.groups_off.get(call.layer, set())

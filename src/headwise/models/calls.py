@@ -15,6 +15,7 @@ import torch
 
 from headwise.arrays import detached
 from headwise.backends.row_sums import RowSums, joined
+from headwise.backends.source import Source
 from headwise.models.carrier import Plan
 from headwise.models.interface import Seen
 from headwise.models.texts import Text
@@ -89,7 +90,7 @@ class Call:
             options = replace(joined_options(self.options, lambda pieces: _rows(pieces, steps, sizes.S)), mask=mask)
         if len(self.sums) > 1:  # what is found at the first look is there at the second
             self.sums = [joined(self.sums, lambda pieces: torch.cat(pieces, 3))]
-        return Weights(q, k, v, out, lse, options, sizes, sums=self.sums[0])
+        return Weights(Source(q, k, v, out, lse, options, sizes, self.sums[0]))
 
     def query_mask(self) -> Tensor | None:
         """Which queries are no padding, [B, L]; None where all are, or it is not known."""
@@ -111,11 +112,11 @@ def new_call(seen: Seen, chosen: list[int] | None = None, text: Text | None = No
 
     text: the token ids of its queries, by position.
     """
-    w, plan, cross = seen.weights, seen.plan, seen.place.cross
-    q, k, v, out, lse = (x.detach() for x in (w._q, w._k, w._v, w._out, w._lse))
-    options, sums = w._options.map(detached), w._sums
+    source, plan, cross = seen.weights.source.map(detached), seen.plan, seen.place.cross
+    q, k, v, out, lse = source.q, source.k, source.v, source.out, source.lse
+    options, sums = source.options, source.sums
     if chosen is not None:
-        group = w._sizes.group
+        group = source.sizes.group
         q, out, lse = (x[:, chosen] for x in (q, out, lse))
         k, v = (x[:, [h // group for h in chosen]] for x in (k, v))  # each its own: a choice may cut a group anywhere
         options, sums = _chosen(options, chosen), sums.map(lambda x: x[:, :, chosen])

@@ -202,19 +202,18 @@ def _maybe(x: Any, put: Callable[[Any], str]) -> str | None:
 
 
 def _call(call: Any, put: Callable[[Any], str]) -> dict[str, Any]:
-    w = call.weights()
-    options = w._options
-    arrays = {"q": w._q, "k": w._k, "v": w._v, "out": w._out, "lse": w._lse}
+    source = call.weights().source
+    arrays = {"q": source.q, "k": source.k, "v": source.v, "out": source.out, "lse": source.lse}
     arrays |= {"real": call.real, "key_real": call.key_real}
-    sums = w._sums.map(lambda x: x)
+    sums = source.sums.map(lambda x: x)
     arrays["sums"] = sums.values
     return {
         "arrays": {name: _maybe(x, put) for name, x in arrays.items()},
         "sums_by": sums.by,
         "text": _written_text(call.text, put),
-        "mask": kept_masks.written(options.mask, w._sizes, put),
-        "scale": options.scale,
-        "options": options.written(put),
+        "mask": kept_masks.written(source.options.mask, source.sizes, put),
+        "scale": source.options.scale,
+        "options": source.options.written(put),
         "start": call.start,
         "key_start": call.key_start,
         "cross": call.cross,

@@ -200,13 +200,13 @@ def real_weights(weights: Weights, real: Tensor | None) -> Weights:
     if real is None or bool(real.all()):
         return weights
     B, _, _, S = weights.shape
-    real = real.expand(B, -1).to(weights._q.device)
+    source = weights.source
+    real = real.expand(B, -1).to(source.q.device)
     only = masks.documents(torch.where(real, 0, -1), torch.zeros((B, S), dtype=torch.int64, device=real.device))
-    options = weights._options
-    options = replace(options, mask=only if options.mask is None else options.mask & only)
-    lse = torch.where(real[:, None], weights._lse, -torch.inf)
-    sums = weights._sums.map(lambda x: torch.where(real[:, None], x, 0.0))
-    return Weights(weights._q, weights._k, weights._v, weights._out, lse, options, weights._sizes, sums=sums)
+    options = replace(source.options, mask=only if source.options.mask is None else source.options.mask & only)
+    lse = torch.where(real[:, None], source.lse, -torch.inf)
+    sums = source.sums.map(lambda x: torch.where(real[:, None], x, 0.0))
+    return Weights(replace(source, lse=lse, options=options, sums=sums))
 
 
 def _within(reads: dict[str, Any], L: int, S: int) -> dict[str, Any]:

@@ -71,15 +71,16 @@ class Map:
 
     def region(self, cell: int, box: Box, stretch: int = 1) -> Reading | None:
         """The compiled pass over a box; None where kernels cannot make it."""
-        w = self.weights
-        if not self._whole or compiled_reads.reason(w._q, w._k, w._options, w._sizes) is not None:
+        w, source = self.weights, self.weights.source
+        given = source.q, source.k, source.options, source.sizes
+        if not self._whole or compiled_reads.reason(*given) is not None:
             return None
-        b, h = w._batch.start, w._heads.start
+        b, h = w.batch.start, w.heads.start
         try:
-            problem, call, (q, k), alive = compiled_reads._problem(w._q, w._k, w._options, w._sizes)
+            problem, call, (q, k), alive = compiled_reads.problem_of(*given)
         except TraceError:
             return None
-        sums = w._source.row_sums(slice(b, b + 1), slice(h, h + 1))
+        sums = w.recompute.row_sums(slice(b, b + 1), slice(h, h + 1))
         region = Region(problem, call, b, h, Rows(sums, np.zeros(1, np.int64)), cell, box, stretch)
         return Reading(region, memory.address(q), memory.address(k), alive)
 
@@ -98,7 +99,7 @@ class Map:
     def dense(self, i: slice, j: slice) -> Array:
         """Weights [l, s] of a box."""
         w = self.weights
-        at = tuple(0 for axis in (0, 1) if axis not in w._dropped)
+        at = tuple(0 for axis in (0, 1) if axis not in w.fixed)
         i, j = (slice(all.start + x.start, all.start + x.stop) for all, x in ((self._i, i), (self._j, j)))
         return np.asarray(to_numpy(w[(*at, i, j)]))
 

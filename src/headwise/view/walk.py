@@ -65,13 +65,13 @@ def show_walk(trace: Trace, height: int, **options: Any) -> Frame:
 def pack_walk(trace: Trace, batch: int, heads: Any, tokens: Any, title: str) -> bytes:
     """All numbers of the page: the length of the head, the head as JSON, the matrices as fp32 behind it; deflated."""
     one = _Text(trace, batch, tokens)
-    sizes = trace.weights._sizes
+    sizes = trace.weights.source.sizes
     chosen = _heads(heads, sizes.H, one)
     arrays = one.common() | {name: x for h in chosen for name, x in one.of_head(h).items()}
     left = [h for h in range(sizes.H) if h not in chosen]
     if left:
         arrays["rest"] = one.rows(trace.contributions)[left].sum(0)
-    options = trace.weights._options
+    options = trace.weights.source.options
     meta: dict[str, Any] = {
         "title": title,
         "kind": trace.kind,
@@ -115,7 +115,7 @@ class _Text:
 
     def __init__(self, trace: Trace, batch: int, tokens: Any) -> None:
         self.t, self.batched = trace, trace.output.ndim == 3
-        B, _, _, L, S, _, _ = trace.weights._sizes
+        B, _, _, L, S, _, _ = trace.weights.source.sizes
         if not 0 <= batch < B:
             raise ValueError(f"{OP}: batch must be 0 to {B - 1}, for {B} texts were traced; got {batch}")
         self.b = (batch,) if self.batched else ()

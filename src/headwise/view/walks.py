@@ -94,7 +94,7 @@ def _whole(weights: Any) -> Any:
 
 def _size(panel: Panel, layer: int) -> int:
     """About how many bytes a head takes."""
-    sizes = _whole(panel.layers[layer])._sizes
+    sizes = _whole(panel.layers[layer]).source.sizes
     L, S = (len(places) for places in _drawn(panel))
     keys = S * (sizes.D + sizes.Dv) // sizes.group
     outputs = L * sizes.Dv if len(panel.keys.tokens) > S else 0
@@ -121,11 +121,12 @@ def _near(side: Any, words: Iterable[int]) -> np.ndarray:
 def _pack(panel: Panel, layer: int, heads: list[int], title: str) -> bytes:
     """The numbers of a layer's heads from q, k and v on; weights and outputs follow from them."""
     shown = panel.layers[layer]
-    weights, sizes = _whole(shown), _whole(shown)._sizes
+    weights = _whole(shown)
+    source, sizes = weights.source, weights.source.sizes
     rows, columns = _drawn(panel)
     i, j = (shown.rows[rows], shown.columns[columns]) if isinstance(shown, Cut) else (rows, columns)
-    q, k, v = (to_numpy(x[weights._batch[0]]).astype(np.float64) for x in (weights._q, weights._k, weights._v))
-    lse, options = to_numpy(weights.lse), weights._options
+    q, k, v = (to_numpy(x[weights.batch[0]]).astype(np.float64) for x in (source.q, source.k, source.v))
+    lse, options = to_numpy(weights.lse), source.options
     hidden = sizes.S - len(j)
     arrays: dict[str, np.ndarray] = {}
     same: dict[str, str] = {}

@@ -84,7 +84,7 @@ def _own(layer: Any, x: Tensor, context: Any = None, value: Any = None, **option
 
 def _reads(layer: Any, weights: Weights) -> list[int]:
     """For each key head, the first query head that reads it."""
-    sizes = weights._sizes
+    sizes = weights.source.sizes
     return [g * sizes.group for g in range(sizes.Hkv)]
 
 

@@ -59,7 +59,7 @@ def trace_model(
             f"Dv={Dv} (from what was watched); got {tuple(concat.shape)}"
         )
     out = concat.reshape(B, L, H, Dv).transpose(1, 2)
-    watched = still(weights._out)
+    watched = still(weights.source.out)
     if not _close(out, watched):
         raise ValueError(f"{OP}: the heads' outputs are changed before {projection.path}, in a way that is not known")
     b_o: Any = projection.module.bias

@@ -88,7 +88,7 @@ class Trace:
     @property
     def scale(self) -> float:
         """The factor of q . k."""
-        return float(self.weights._options.scale)
+        return float(self.weights.source.options.scale)
 
     @property
     def concat(self) -> Any:
@@ -106,7 +106,7 @@ class Trace:
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes by letter; B where there is a batch, Hkv where keys are shared, Eo where it is not E."""
-        B, H, Hkv, L, S, D, Dv = self.weights._sizes
+        B, H, Hkv, L, S, D, Dv = self.weights.source.sizes
         found = {"B": B} if self.output.ndim == 3 else {}
         found |= {"H": H} | ({"Hkv": Hkv} if Hkv != H else {}) | {"L": L, "S": S, "D": D, "Dv": Dv}
         Eo = int(self.output.shape[-1])
@@ -139,9 +139,10 @@ class Trace:
         rows += [("value", f"[{b}S, Ev]", "what values are made of")]
         rows += [(raw[0], f"[{b}H, L, D]", "x w_q + b_q"), (raw[1], f"[{b}{Hkv}, S, D]", f"{context} w_k + b_k")]
         rows += [(n, f"[{b}{h}, {s}, D]", turned) for n, h, s in (("q", "H", "L"), ("k", Hkv, "S")) if n not in raw]
+        options = self.weights.source.options
         rows += [
             ("v", f"[{b}{Hkv}, S, Dv]", f"{value} w_v + b_v"),
-            ("scores", f"[{b}H, L, S]", " then ".join(["q . k times scale", *words.changes(self.weights._options)])),
+            ("scores", f"[{b}H, L, S]", " then ".join(["q . k times scale", *words.changes(options)])),
             ("weights", f"[{b}H, L, S]", "softmax of each row of scores"),
             ("head_outputs", f"[{b}H, L, Dv]", "weights times v" + (", gated" if self.gated else "")),
             ("concat", f"[{b}L, H * Dv]", "the heads' outputs side by side"),
@@ -174,7 +175,7 @@ class Trace:
 
     def kv_head(self, h: int) -> int:
         """The key head that query head h reads."""
-        return h // self.weights._sizes.group
+        return h // self.weights.source.sizes.group
 
     def explain(self, step: str, *index: int) -> str:
         """Which numbers made a number, as an equation.
@@ -276,8 +277,8 @@ def still(x: Any) -> Any:
 
 def scored(weights: Weights) -> tuple[Any, Any, Any]:
     """q, k and v as the op had them, without the axes that were not given."""
-    lead = (0,) * weights._lead
-    return still(weights._q)[lead], still(weights._k)[lead], still(weights._v)[lead]
+    lead = (0,) * len(weights.fixed)
+    return still(weights.source.q)[lead], still(weights.source.k)[lead], still(weights.source.v)[lead]
 
 
 def labels(tokens: Any, name: str, n: int, B: int) -> list[list[str]] | None:

@@ -79,7 +79,7 @@ class _Equation:
     def scores(self, h: int, i: int, j: int) -> str:
         q, k = self.row("q", h, i), self.row("k", self.t.kv_head(h), j)
         text = f"({total(q, k)}) × {number(self.t.scale)}"
-        others = changes(self.t.weights._options)
+        others = changes(self.t.weights.source.options)
         return text if not others else f"{text} = {number(float(q @ k) * self.t.scale)}, then {', '.join(others)}"
 
     def weights(self, h: int, i: int, j: int) -> str:
@@ -88,7 +88,7 @@ class _Equation:
             return "nothing to attend to"
         if not np.isfinite(s[j]):
             return "masked"
-        top, sinks = s.max(), self.t.weights._options.sinks
+        top, sinks = s.max(), self.t.weights.source.options.sinks
         sink = None if sinks is None else float(to_numpy(sinks)[h])
         shift = top if abs(top) > 20 else 0.0
         less = f" - {number(top)}" if shift else ""

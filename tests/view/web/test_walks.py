@@ -50,7 +50,7 @@ def test_the_walk_of_a_head_from_q_k_and_v(browser: Browser, sentence: Path, wat
         browser.run("document.querySelector('#themes button:last-child').click()")
         walk(browser, "3.2")
         dense = to_numpy(watched[3, 2].to_dense())[0]
-        q, v = (to_numpy(x)[0, 2] for x in (watched[3]._q, watched[3]._v))
+        q, v = (to_numpy(x)[0, 2] for x in (watched[3].source.q, watched[3].source.v))
         found = {(name, i, j): x for name, i, j, x in browser.run(CELLS)}
         shown(found, "q2", q)
         shown(found, "a2", dense)
@@ -122,7 +122,7 @@ def test_of_a_long_text_the_linked_words_are_drawn(browser: Browser, tmp_path: P
         )
         assert "keys are not drawn; they count all the same" in browser.run("return document.body.textContent")
         dense = to_numpy(heads[layer, head].to_dense())[0]
-        outputs = dense @ to_numpy(heads[layer]._v)[0, head]
+        outputs = dense @ to_numpy(heads[layer].source.v)[0, head]
         for n in (0, 50, 99):  # a row's number in the text is what the equation says it is
             said, value = browser.run(
                 "const cells = [...document.querySelectorAll('table.result [role=gridcell]')];"
