@@ -21,7 +21,7 @@ from test_reading import KINDS, asks, check_reads, check_top, right
 
 import headwise as hw
 from headwise import reference
-from headwise.backends import compiled_reads, plain, plain_reads
+from headwise.backends import compiled_reads, plain_reads, recompute
 
 RNG = np.random.default_rng(0)
 
@@ -70,7 +70,7 @@ def test_boxes_of_any_problem(data: st.DataObject) -> None:
 
 
 def forbidden(name: str) -> Any:
-    return mock.patch.object(plain, name, side_effect=AssertionError("NumPy was asked"))
+    return mock.patch.object(recompute, name, side_effect=AssertionError("NumPy was asked"))
 
 
 AGAIN = [

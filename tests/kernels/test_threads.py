@@ -7,18 +7,18 @@ import time
 
 import numpy as np
 import pytest
-from problems import options_of
 
 import headwise as hw
 from headwise.backends import compiled
 from headwise.kernels import thread_count, threads
+from headwise.options import Options
 from headwise.shapes import Sizes
 
 
 def attention(seed, L=257, S=257, H=4, D=32):
     rng = np.random.default_rng(seed)
     q, k, v = (rng.standard_normal((1, H, n, D)).astype(np.float32) for n in (L, S, S))
-    return compiled.attention(q, k, v, options_of(scale=0.2, mask=hw.causal()), Sizes(1, H, H, L, S, D, D))[0]
+    return compiled.attention(q, k, v, Options(scale=0.2, mask=hw.causal()), Sizes(1, H, H, L, S, D, D))[0]
 
 
 @pytest.fixture(autouse=True)
