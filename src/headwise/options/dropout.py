@@ -28,6 +28,8 @@ class Dropout(Option):
 
     @classmethod
     def of(cls, said: Any, q: Any, sizes: Sizes) -> Self | None:
+        if type(said) is float and said == 0.0:  # the default, told quickly
+            return None
         p = shapes.check_dropout(said)
         if p and is_jax(q):
             raise TypeError(f"attention: dropout_p must be 0 for JAX arrays (there is no global random state); got {p}")
