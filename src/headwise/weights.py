@@ -58,7 +58,8 @@ class Weights:
         dropped: frozenset[int] = frozenset(),
     ) -> None:
         """lead: axes that q did not have; batch, heads: what is shown of the source; dropped: axes of one entry."""
-        self.source = replace(source, options=_with_functions(source.options, bound))
+        options = _with_functions(source.options, bound)
+        self.source = source if options is source.options else replace(source, options=options)
         self._batch = range(source.sizes.B) if batch is None else batch
         self._heads = range(source.sizes.H) if heads is None else heads
         self._dropped = dropped | frozenset(range(lead))

@@ -90,6 +90,17 @@ def score_points(q: Any, k: Any, at: Places, options: Options, sizes: Sizes) -> 
     return finish(s * options.scale, at, options, sizes)
 
 
+def score_rows(q: Any, k: Any, b: Any, h: Any, i: Any, options: Options, sizes: Sizes) -> Any:
+    """Scores of any queries with all keys: index arrays b, h [n] and i [n, l]; [n, l, S]."""
+    library = library_of(q)
+    work = library.work_dtype(q)
+    b, h = b[:, None], h[:, None]
+    keys = library.cast(k[b[:, 0], h[:, 0] // sizes.group], work)  # [n, S, D]
+    s = library.cast(q[b, h, i], work)[:, None] @ keys.swapaxes(1, 2)[:, None]  # [n, 1, l, S]
+    at = Places(b[..., None], h[..., None], i[..., None], library.arange(0, sizes.S, q))
+    return finish(s[:, 0] * options.scale, at, options, sizes)
+
+
 def finish(s: Any, at: Places, options: Options, sizes: Sizes) -> Any:
     """From scale * q . k to what the softmax sees: every option of the score, in order, then the mask."""
     library = library_of(s)
@@ -102,7 +113,7 @@ def finish(s: Any, at: Places, options: Options, sizes: Sizes) -> Any:
     return s if allowed is None else library.function("where", allowed, s, -float("inf"))
 
 
-def sink_of(options: Options, h: slice, s: Any) -> Any:
+def sink_of(options: Options, h: Any, s: Any) -> Any:
     """[h, 1] for the heads h of the scores s; None without sinks."""
     if options.sinks is None:
         return None

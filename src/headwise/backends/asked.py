@@ -40,7 +40,10 @@ class Reads:
                 return type(x)(each(y) for y in x)
             return None if x is None else f(x)
 
-        return Reads(**{field.name: each(getattr(self, field.name)) for field in fields(self)})
+        return Reads(*(each(getattr(self, name)) for name in READS))
+
+
+READS = tuple(field.name for field in fields(Reads))
 
 
 @dataclass(frozen=True)

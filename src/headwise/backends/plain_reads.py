@@ -31,7 +31,9 @@ def read(
     offset: position of query 0, int or [B].
     """
     B, H, L, S = shape
-    position = np.broadcast_to(np.reshape(offset, (-1, 1)) + np.arange(L), (B, L))  # [B, L]
+    position = np.empty((B, L), np.int64)
+    if ask.offsets is not None or ask.distance:
+        position[:] = np.reshape(offset, (-1, 1)) + np.arange(L)
     result = _empty_result(ask, shape)
     total = np.zeros((B, H))
     for n, block in enumerate(cut):

@@ -16,13 +16,14 @@ import numpy as np
 
 from headwise.arrays import is_torch, like, to_numpy
 from headwise.backends import compiled, compiled_reads
-from headwise.backends.array_ops import score_block, score_points, sink_of
+from headwise.backends.array_ops import score_block, score_points, score_rows, sink_of
 from headwise.backends.blocks import VALUES, Block
 from headwise.backends.softmax import softmax
 from headwise.backends.source import Source
 from headwise.expressions.nodes import TraceError
 from headwise.libraries import library_of
 from headwise.options.places import Places
+from headwise.shapes import dtype_name
 
 POINT_VALUES = 1 << 22  # values of q (and of k) gathered at a time for single places
 SOME = 4  # products for each of those weights below which NumPy is done with whole rows before a kernel with a part
@@ -54,6 +55,7 @@ class Recompute:
         self.source = source
         self.q, self.k, self.lse = source.q, source.k, source.lse
         self.options, self.sizes, self.sums = source.options, source.sizes, source.sums
+        self._arrays: tuple[np.ndarray, np.ndarray] | None = None  # q and k as NumPy's
 
     # what the kernels divide by
 
@@ -150,23 +152,37 @@ class Recompute:
         return torch.where(s == -torch.inf, 0.0, p)
 
     def product(self, block: Block) -> Any:
-        """A box of the scores by matrix products of q's library: whole groups together, a cut group by itself."""
+        """A box of the scores by matrix products of q's library."""
+        return self._product(self.q, self.k, block)
+
+    def _numbers(self, block: Block) -> np.ndarray:
+        """The same as NumPy's, whose operations take less time to be called than torch's."""
+        shared = is_torch(self.q) and self.q.device.type == "cpu" and dtype_name(self.q) != "bfloat16"
+        if not shared or self.options.has_function():
+            return to_numpy(self.product(block))
+        if self._arrays is None:
+            self._arrays = to_numpy(self.q), to_numpy(self.k)
+        return to_numpy(self._product(*self._arrays, block))
+
+    def _product(self, q: Any, k: Any, block: Block) -> Any:
+        """Whole groups of heads together, a cut group by itself."""
         group = self.sizes.group
         start, stop = block.h.start, block.h.stop
         one_group = start // group == (stop - 1) // group
         if one_group or (start % group == 0 and stop % group == 0):
             with np.errstate(all="ignore"):
-                return score_block(self.q, self.k, block, self.options, self.sizes)
+                return score_block(q, k, block, self.options, self.sizes)
         cuts = sorted({start, *range(-(-start // group) * group, stop, group), stop})
-        return self._cat([self.product(block._replace(h=slice(*cut))) for cut in itertools.pairwise(cuts)], 1)
+        parts = [self._product(q, k, block._replace(h=slice(*cut))) for cut in itertools.pairwise(cuts)]
+        return sys.modules["torch"].cat(parts, 1) if is_torch(q) else np.concatenate(parts, 1)
 
     def _cat(self, parts: list[Any], axis: int) -> Any:
         if len(parts) == 1:
             return parts[0]
         return sys.modules["torch"].cat(parts, axis) if is_torch(self.q) else np.concatenate(parts, axis)
 
-    def spread(self, s: Any, h: slice) -> tuple[Any, Own]:
-        """Weights from the scores [b, h, l, s] of whole rows of the heads h, and what the rows come to."""
+    def spread(self, s: Any, h: Any) -> tuple[Any, Own]:
+        """Weights from the scores [..., h, l, s] of whole rows of the heads h, and what the rows come to."""
         library, few = library_of(s), not is_torch(s) and s.size < compiled_reads.SMALL
         found = softmax(library.cast(s, np.float64) if few else s, sink_of(self.options, h, s))
         A = library.cast(found.weights, s.dtype)
@@ -190,6 +206,9 @@ class Recompute:
         whole = count * ONE_IN >= self.sizes.S
         if sums is None or len(rows) * self.sizes.S < compiled_reads.SMALL:
             whole[:] = True
+        few = whole.all() and len(rows) * self.sizes.S < compiled_reads.SMALL
+        if few and (found := self._cut_from_few_rows(at)) is not None:
+            return found
         parts, order = [], []
         if not whole.all() and sums is not None:
             order.append(np.flatnonzero(~whole[row]))
@@ -222,6 +241,25 @@ class Recompute:
             A = self.box(Block(*one, slice(first, stop), slice(0, sizes.S)), weights=True)[0, 0]
             yield places, A[self._index(i - first), self._index(at[3][places])]
 
+    def _cut_from_few_rows(self, at: list[np.ndarray]) -> Any:
+        """All of the places, from their rows, of all heads at once; None where heads have too different numbers of
+        rows.
+        """
+        sizes = self.sizes
+        rows, place = np.unique(np.ravel_multi_index(at[:3], (sizes.B, sizes.H, sizes.L)), return_inverse=True)
+        heads, first, count = np.unique(rows // sizes.L, return_index=True, return_counts=True)
+        n, l = len(heads), int(count.max(initial=0))
+        if n * l > ONE_IN * len(rows) or n * sizes.S * sizes.D > POINT_VALUES:
+            return None
+        b, h = np.divmod(heads, sizes.H)
+        nth = np.arange(len(rows)) - np.repeat(first, count)  # of its head's
+        i = np.zeros((n, l), np.int64)
+        head = np.repeat(np.arange(n), count)
+        i[head, nth] = rows % sizes.L
+        b, h, i = (self._index(x) for x in (b, h, i))
+        A = self.spread(score_rows(self.q, self.k, b, h, i, self.options, sizes), h)[0]  # [n, l, S]
+        return A[self._index(head[place]), self._index(nth[place]), self._index(at[3])]
+
     def _gathered(self, at: list[np.ndarray], sums: np.ndarray | None) -> Any:
         """Scores at single places, or weights where their rows' sums [2, B, H, L] are given; some at a time so that the
         gathered rows of q and k stay small.
@@ -247,7 +285,7 @@ class Recompute:
     def block(self, block: Block, chosen: tuple[range, range]) -> Shown:
         """Weights, scores and sinks, as NumPy, of a block of whole rows counted within the chosen entries and heads."""
         place = within(block, chosen)
-        s = to_numpy(self.product(place))
+        s = self._numbers(place)
         with np.errstate(all="ignore"):
             A, own = self.spread(s, place.h)
             return Shown(A, s, _lse(own), self.sinks(place.h, own))

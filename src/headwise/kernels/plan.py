@@ -5,6 +5,7 @@ What is left to do for a call is to put addresses into a copy of the arguments.
 
 from __future__ import annotations
 
+import copy
 import functools
 import struct
 import threading
@@ -71,6 +72,12 @@ class Call:
     def __post_init__(self) -> None:
         told = self.arrays or self.integers or self.numbers or self.sinks or self.gate or self.threshold or self.seed
         self.bare = not told and self.factor == 1.0 and not self.sums  # there is a mask at most
+
+    def leaving_sums(self, address: int, next_: int) -> Call:
+        """The same, whose rows' sums go there."""
+        call = copy.copy(self)
+        call.sums, call.sums_next, call.bare = address, next_, False
+        return call
 
 
 PLAIN = Call()
@@ -294,7 +301,7 @@ def _fill(arguments: array[int], slots: dict[str, int], call: Call) -> None:
     for name in ("sinks", "gate", "seed", "threshold", "sums", "sums_next"):
         if name in slots:
             arguments[slots[name]] = getattr(call, name)
-    if "factor" in slots:
+    if "factor" in slots and call.factor != 1.0:
         arguments[slots["factor"]] = _bits(call.factor)
     for n, words in enumerate(call.arrays):
         at = slots.get(f"a{n}")
