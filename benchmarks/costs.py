@@ -1,5 +1,5 @@
-"""What a call costs beside arithmetic: the smallest call, `import headwise`, memory at 32,768 queries and keys, and the
-time until a kernel is there.
+"""What a call costs beside arithmetic: the smallest call, small calls with each option, `import headwise`, memory at
+32,768 queries and keys, and the time until a kernel is there.
 
     python benchmarks/costs.py
 
@@ -60,6 +60,38 @@ t = torch.ones(1, 1, 1, 8)
 print(f"the same, torch: {microseconds(lambda: hw.attention(t, t, t)):.1f} us")
 """
 
+OPTIONS = """
+import sys, time
+import numpy as np
+import headwise as hw
+
+hw.set_num_threads(1)
+r = np.random.default_rng(0)
+arrays = {name: r.standard_normal((1, 2, 8, 16)).astype(np.float32) for name in "qkv"}
+arrays |= {"sinks": np.ones(2, np.float32), "bias": np.ones((1, 2, 8, 8), np.float32)}
+slopes = np.array([0.5, 0.25], np.float32)
+if sys.argv[1] == "torch":
+    import torch
+    torch.set_num_threads(1)
+    arrays, slopes = {name: torch.from_numpy(x) for name, x in arrays.items()}, torch.from_numpy(slopes)
+alibi = lambda s, b, h, i, j: s - slopes[h] * abs(i - j)
+cases = {
+    "no option": {}, "causal": {"mask": hw.causal()}, "softcap": {"softcap": 30.0}, "sinks": {"sinks": arrays["sinks"]},
+    "temperature": {"temperature": arrays["sinks"]}, "bias": {"bias": arrays["bias"]}, "ALiBi": {"score_mod": alibi},
+    "softcap, sinks, causal": {"softcap": 30.0, "sinks": arrays["sinks"], "mask": hw.causal()},
+}
+turns = {name: [] for name in cases}
+for turn in range(10):
+    for name, options in cases.items():
+        before = time.process_time()
+        for _ in range(300):
+            hw.attention(arrays["q"], arrays["k"], arrays["v"], **options)
+        turns[name].append((time.process_time() - before) / 300 * 1e6)
+middle = {name: sorted(times[1:])[4] for name, times in turns.items()}
+for name, found in middle.items():
+    print(f"8 x 8, 2 heads, {sys.argv[1]}, {name}: {found:.0f} us, {found / middle['no option']:.2f}")
+"""
+
 READY = """
 import sys
 from time import process_time
@@ -94,6 +126,8 @@ def run(script: str, *arguments: str, **environment: str) -> None:
 
 if __name__ == "__main__":
     run(SMALLEST)
+    for library in ("numpy", "torch"):
+        run(OPTIONS, library)
     for kind in ("", "causal"):
         run(MEMORY, "32768", kind)
     with tempfile.TemporaryDirectory() as cache:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -419,3 +420,25 @@ def test_positions_of_cached_keys_are_not_known() -> None:
         "MultiHeadAttention: positions must be left out where a layer with position_bias has a cache "
         "(it does not hold the positions its keys were given)"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("d_model", "the model's width E is embed_dim"),
+        ("batch_first", "inputs are [B, L, E], always; headwise.nn.compat.MultiheadAttention is torch's layer"),
+        ("num_kv_head", "did you mean num_kv_heads?"),
+        ("zzz", "help(headwise.MultiHeadAttention) has them all"),
+    ],
+)
+def test_an_argument_by_another_name(name: str, words: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"MultiHeadAttention: there is no argument {name}; {words}")):
+        MultiHeadAttention(num_heads=2, **{name: 8})
+
+
+def test_a_layer_of_ones_own_has_its_own_arguments() -> None:
+    class Mine(MultiHeadAttention):
+        def __init__(self, d_model: int, **rest: Any) -> None:
+            super().__init__(d_model, 2, **rest)
+
+    assert Mine(d_model=8, causal=True).embed_dim == 8

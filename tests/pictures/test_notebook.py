@@ -36,6 +36,15 @@ def test_a_map_a_head_and_what_is_shown(shape: tuple[int, ...], figures: int, no
     assert re.search(r"<br>(.*?)<div", found)[1] == notes  # type: ignore[index]
 
 
+def test_one_head_of_many_and_of_several_texts() -> None:
+    w = weights(2, 3, 7, 5)
+    one = w.select(heads=1)
+    assert one._repr_html_().count("<figure") == 1
+    assert f"the head: weights up to {np.asarray(w)[0, 1].max():.2f}" in one._repr_html_()
+    assert "text 0 of 2; rows are queries" in one._repr_html_()
+    assert w.select(heads=2, batch=1)._repr_html_().count("<figure") == 1
+
+
 def test_it_names_each_head_and_its_largest_weight() -> None:
     w = weights(1, 2, 7, 5)
     said = [f"head {h}: weights up to {np.asarray(w)[0, h].max():.2f}" for h in range(2)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import numbers
 from typing import Any
 
@@ -12,6 +14,34 @@ from headwise.nn.rotary import RotaryEmbedding
 from headwise.shapes import FLOATS
 
 OP = "MultiHeadAttention"
+
+
+TORCHS = "headwise.nn.compat.MultiheadAttention is torch's layer, call for call"
+INSTEAD = {  # what others call their layers' arguments
+    **dict.fromkeys(("d_model", "hidden_size", "dim", "n_embd"), "the model's width E is embed_dim"),
+    **dict.fromkeys(
+        ("nhead", "n_heads", "heads", "h", "n_head", "num_attention_heads"), "the number of heads is num_heads"
+    ),
+    **dict.fromkeys(("d_k", "key_dim", "head_size", "dim_head"), "the width of a head's queries and keys is head_dim"),
+    **dict.fromkeys(("d_v", "value_dim"), "the width of a head's values is value_head_dim"),
+    **dict.fromkeys(("num_key_value_heads", "n_kv_heads"), "the number of key heads is num_kv_heads"),
+    **dict.fromkeys(("dropout_p", "attention_dropout"), "the probability of dropping a weight is dropout"),
+    "batch_first": f"inputs are [B, L, E], always; {TORCHS}",
+    **dict.fromkeys(("add_bias_kv", "add_zero_attn"), TORCHS),
+}
+
+
+def check_names(named: dict[str, Any], init: Any) -> None:
+    """Refuses arguments that the layer does not have, with the name that they have here."""
+    known = inspect.signature(init).parameters
+    if any(x.kind is x.VAR_KEYWORD for x in known.values()):
+        return
+    for name in named:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            guess = f"did you mean {near[0]}?" if near else "help(headwise.MultiHeadAttention) has them all"
+            hint = INSTEAD.get(name, guess)
+            raise TypeError(f"{OP}: there is no argument {name}; {hint}")
 
 
 def check_size(name: str, n: Any) -> int:

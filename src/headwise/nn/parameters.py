@@ -27,6 +27,10 @@ class AttentionParameters(nn.Module):
     gate_proj: nn.Linear | None
     groups: tuple[int, ...] | None  # how many query heads each key head serves, where that differs
 
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        checks.check_names(named, cls.__init__)
+        return super().__new__(cls)
+
     def __init__(
         self,
         embed_dim: int,

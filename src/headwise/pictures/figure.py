@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headwise.extras import needed
-from headwise.pictures.maps import counted, maps
+from headwise.pictures.maps import counted, heads_of, maps
 
 try:
     from matplotlib.figure import Figure
@@ -51,7 +51,7 @@ def plot(
     Raises:
         ModuleNotFoundError: matplotlib is not installed. IndexError: there is no such head or text.
     """
-    H = weights.shape[-3] if weights.ndim > 2 else 1
+    H = heads_of(weights)
     chosen = list(range(H)) if heads is None else [heads] if isinstance(heads, int) else list(heads)
     values = maps(weights, CELLS, chosen, batch)
     L, S = weights.shape[-2:]

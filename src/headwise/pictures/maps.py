@@ -29,11 +29,16 @@ def maps(weights: Any, most: int, heads: Sequence[int] | None = None, batch: int
     >>> maps(w, 3).shape, float(maps(w, 5, [1])[0, 1, 0])
     ((2, 3, 3), 0.5)
     """
-    text = weights.select(batch=batch) if weights.ndim == 4 else weights
-    if text.ndim == 2 or heads is None:
+    text = weights if 0 in weights.fixed else weights.select(batch=batch)
+    if 1 in text.fixed or heads is None:
         found = cells(text, most)
         return found.reshape(-1, *found.shape[-2:])
     return np.stack([cells(text.select(heads=h), most) for h in heads])
+
+
+def heads_of(weights: Any) -> int:
+    """How many heads weights have; one where the axis is not there."""
+    return 1 if 1 in weights.fixed else int(weights.shape[-3])
 
 
 def cells(weights: Any, most: int) -> np.ndarray:

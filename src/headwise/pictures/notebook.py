@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.pictures.maps import counted, maps
+from headwise.pictures.maps import counted, heads_of, maps
 from headwise.pictures.png import address
 
 CELLS = 96  # on a side of a map
@@ -25,17 +25,18 @@ def weights_html(weights: Any) -> str:
     said = f"<code>{html.escape(repr(weights))}</code>"
     if 0 in weights.shape:
         return f"<div>{said}</div>"
-    H = weights.shape[-3] if weights.ndim > 2 else 1
+    H, texts = heads_of(weights), 1 if 0 in weights.fixed else weights.shape[0]
     found = maps(weights, CELLS, range(min(H, HEADS)))
     figures = "".join(figure(f"head {h}" if H > 1 else "the head", values) for h, values in enumerate(found))
-    notes = "; ".join(what_is_shown(weights.shape, H, *found.shape[1:]))
+    notes = "; ".join(what_is_shown(texts, H, weights.shape[-2:], found.shape[1:]))
     return f"<div>{said}<br>{notes}<div style='display:flex;flex-wrap:wrap;gap:8px'>{figures}</div></div>"
 
 
-def what_is_shown(shape: tuple[int, ...], H: int, r: int, c: int) -> list[str]:
-    notes = [f"text 0 of {shape[0]}"] if len(shape) == 4 and shape[0] > 1 else []
+def what_is_shown(texts: int, H: int, sizes: tuple[int, int], cells: tuple[int, int]) -> list[str]:
+    notes = [f"text 0 of {texts}"] if texts > 1 else []
     notes += [f"the first {HEADS} of {H} heads"] if H > HEADS else []
-    pooled = " by ".join(filter(None, (counted(r, shape[-2], "queries"), counted(c, shape[-1], "keys"))))
+    pairs = zip(cells, sizes, ("queries", "keys"), strict=True)
+    pooled = " by ".join(filter(None, (counted(n, size, what) for n, size, what in pairs)))
     return [
         *notes,
         "rows are queries, columns keys",
