@@ -22,7 +22,7 @@ import torch
 from transformers import MistralConfig, MistralModel
 
 import headwise as hw
-from headwise.serve import running
+from headwise.serve import start
 from headwise.serve.opened import Opened
 from headwise.serve.runs import Run
 
@@ -80,7 +80,7 @@ def main() -> None:
     asked = arguments.parse_args()
     opened = Opened()
     opened.add(Run("long", watched(asked.tokens, asked.window), "a long text"), fixed=True)
-    started = running.start(opened)
+    started = start.start(opened)
     thread = threading.Thread(target=started.run, daemon=True)
     thread.start()
     try:

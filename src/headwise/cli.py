@@ -341,7 +341,7 @@ def serve(opened: tuple[str, ...], file: Path | None, image: Path | None, port: 
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
 
-        from headwise.serve import running as serving
+        from headwise.serve import start as serving
         from headwise.serve.opened import Opened
         from headwise.serve.runs import Model
     text = SENTENCE if file is None else check_text(from_stdin() if str(file) == "-" else read(file))
@@ -567,7 +567,7 @@ def linked_walks(model: Any, tokenizer: Any, inputs: Any, page: Any) -> dict[tup
 
 def traced(model: Any, tokenizer: Any, inputs: Any, layer: int) -> tuple[Any, int]:
     """The walk through a layer of the part that sees the whole text, and the layer's number from 0."""
-    from headwise.models.places import find_places
+    from headwise.models.attention_layers import find_places
 
     parts = [place.part for place in find_places(model) if not place.cross]
     part = "encoder" if "encoder" in parts else next(iter(parts), None)

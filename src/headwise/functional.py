@@ -12,7 +12,7 @@ from headwise.arrays import is_jax, is_torch
 from headwise.backends import choose
 from headwise.backends.row_sums import RowSums
 from headwise.backends.source import Source
-from headwise.given import as_numpy, check_dense
+from headwise.input_checks import as_numpy, check_dense
 from headwise.options import Options
 from headwise.options.score_mod import Function
 from headwise.shapes import Sizes

@@ -10,9 +10,9 @@ import numpy as np
 
 from headwise.arrays import is_torch, to_numpy
 from headwise.backends import compiled, compiled_reads, plain_reads
-from headwise.backends.asked import Array, Ask
-from headwise.backends.asked import Reads as Reads
 from headwise.backends.blocks import Block
+from headwise.backends.read_terms import Array, Ask
+from headwise.backends.read_terms import Reads as Reads
 from headwise.backends.recompute import Own, Recompute
 from headwise.expressions.nodes import TraceError
 

@@ -42,7 +42,7 @@ def kernels_only(monkeypatch):
     def never(*_):
         raise AssertionError("the kernels were not taken")
 
-    monkeypatch.setattr("headwise.backends.backward.gradients", never)
+    monkeypatch.setattr("headwise.backends.torch_backward.gradients", never)
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import pytest
 
 from headwise.expressions.nodes import SCORE, B, H, I, J
 from headwise.kernels import jit, llvm
-from headwise.kernels.adjust import Operand, Rules
 from headwise.kernels.decode import Combine, decode
 from headwise.kernels.forward import Forward, block_width
+from headwise.kernels.score_rules import Operand, Rules
 from headwise.kernels.tile import GEOMETRIES, PRECISE
 
 BIASED = Rules(

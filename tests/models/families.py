@@ -33,7 +33,7 @@ from transformers.models.auto import modeling_auto as auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import headwise as hw
-from headwise.models.places import find_places
+from headwise.models.attention_layers import find_places
 
 LIMIT_S, LIMIT_BYTES, LIMIT_PARAMETERS = 120, 10 << 30, 40_000_000
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import headwise as hw
 from headwise import masks
-from headwise.models import files, kept_masks
+from headwise.models import files, saved_masks
 from headwise.models.pretrained import load_encoder_or_decoder
 from headwise.shapes import Sizes
 
@@ -214,8 +214,8 @@ def test_masks_come_back(name: str) -> None:
         arrays[str(len(arrays))] = torch.as_tensor(x)
         return str(len(arrays) - 1)
 
-    said = json.loads(json.dumps(kept_masks.written(RULES[name], SIZES, put)))
-    again = kept_masks.read(said, arrays.__getitem__)
+    said = json.loads(json.dumps(saved_masks.written(RULES[name], SIZES, put)))
+    again = saved_masks.read(said, arrays.__getitem__)
     assert again is not None
     assert (again.to_dense(5, 7, 2, 3) == RULES[name].to_dense(5, 7, 2, 3)).all()
     if name != "function":
@@ -226,13 +226,13 @@ def test_masks_come_back(name: str) -> None:
 def test_a_function_over_too_many_places_is_refused() -> None:
     words = r"save: this model's mask is a function .* \(1, 1, 20000, 20000\) has more than 268435456 places; keep"
     with pytest.raises(ValueError, match=words):
-        kept_masks.written(RULES["function"], SIZES._replace(B=1, L=20000, S=20000), lambda x: "")
+        saved_masks.written(RULES["function"], SIZES._replace(B=1, L=20000, S=20000), lambda x: "")
 
 
 @pytest.mark.parametrize("said", [["xor", None, None], ["and", None, ["keys", "0"]], ["not", None], 7, ["window"], {}])
 def test_what_is_no_mask_is_refused(said: Any) -> None:
     with pytest.raises(ValueError):
-        kept_masks.read(said, {"0": torch.ones(1, 7, dtype=torch.bool)}.__getitem__)
+        saved_masks.read(said, {"0": torch.ones(1, 7, dtype=torch.bool)}.__getitem__)
 
 
 # files that are no runs

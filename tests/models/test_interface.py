@@ -11,8 +11,8 @@ from models.test_watch import close, eager, state
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import headwise as hw
-from headwise.models.places import find_places
-from headwise.models.reading import read_mask
+from headwise.models.attention_layers import find_places
+from headwise.models.mask_arguments import read_mask
 
 
 @pytest.fixture(autouse=True)

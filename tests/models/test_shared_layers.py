@@ -12,7 +12,7 @@ from models import zoo
 from models.test_watch import close, main_output
 
 import headwise as hw
-from headwise.models.places import find_places
+from headwise.models.attention_layers import find_places
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import headwise as hw
 from headwise import reference
-from headwise.backends import backward
+from headwise.backends import torch_backward
 from headwise.nn import MultiHeadAttention
 from headwise.nn import layer as layer_module
 
@@ -219,7 +219,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_nothing_of_l_by_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward, "VALUES", 1 << 13)
+    monkeypatch.setattr(torch_backward, "VALUES", 1 << 13)
     layer, _ = made("grouped", torch.float32)
     x = torch.randn(1, 211, 12)
     with small_blocks(values=1 << 13, rows=13), Largest() as seen:

@@ -19,9 +19,9 @@ SENTENCE = "The scientist thanked the engineer because she solved the problem."
 @contextlib.contextmanager
 def serving(opened: Any, text: str | None = None, port: int = 0, token: Path | None = None) -> Iterator[Any]:
     """A server that runs; when the block ends it is gone."""
-    from headwise.serve import running
+    from headwise.serve import start
 
-    started = running.start(opened, port, token, text)
+    started = start.start(opened, port, token, text)
     thread = threading.Thread(target=started.run, daemon=True)
     thread.start()
     end = time.monotonic() + 30

@@ -126,11 +126,11 @@ def test_open_hover_click_type_compare_switch_off(browser: Browser, server: Any,
 
 
 def test_a_long_map_is_panned_and_zoomed_by_mouse_and_keyboard(browser: Browser, long_run: Path) -> None:
-    from headwise.serve import running
+    from headwise.serve import start
     from headwise.serve.opened import Opened
 
     what = Opened()
-    (run,) = running.open_run(what, long_run)
+    (run,) = start.open_run(what, long_run)
     with serving(what) as started:
         opened(browser, started)
         assert "40,000 tokens" in texts(browser, "#about")[0]

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from headwise.backends import compiled, compiled_reads, memory, prepared
-from headwise.backends.backward import ARRAYS, GATE, LARGE, SINKS, Given, K, Q, V, finite
 from headwise.backends.row_sums import RowSums
+from headwise.backends.torch_backward import ARRAYS, GATE, LARGE, SINKS, Given, K, Q, V, finite
 from headwise.expressions.nodes import TraceError
 from headwise.kernels.scoring import Scoring
 from headwise.options import Options

@@ -11,8 +11,8 @@ import numpy as np
 from headwise import tracing
 from headwise.arrays import detached, is_torch, like, to_numpy
 from headwise.backends import compiled, memory, prepared
-from headwise.backends.asked import Ask, Reads, entropies, means
 from headwise.backends.blocks import Block
+from headwise.backends.read_terms import Ask, Reads, entropies, means
 from headwise.expressions.nodes import TraceError
 from headwise.kernels.scoring import Scoring, scoring
 from headwise.kernels.tile import LN2

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from headwise import tracing
-from headwise.backends import backward, compiled, compiled_backward
+from headwise.backends import compiled, compiled_backward, torch_backward
 from headwise.backends import torch as plain
-from headwise.backends.backward import ARRAYS, GATE, SINKS, Given
 from headwise.backends.row_sums import RowSums
+from headwise.backends.torch_backward import ARRAYS, GATE, SINKS, Given
 from headwise.kernels.scoring import Scoring, scoring
 from headwise.options import Options
 from headwise.options.head_gate import HeadGate
@@ -116,7 +116,7 @@ def recomputed(
             o, found = again.kernels(given)
             out, lse = (x.detach() for x in results)
             by_kernels = compiled_backward.gradients(o, found, sizes, given, (out, lse), grads, wanted, again.sums)
-            return by_kernels or backward.gradients(again, sizes, given, (out, lse), grads, wanted)
+            return by_kernels or torch_backward.gradients(again, sizes, given, (out, lse), grads, wanted)
     with torch.enable_grad(), torch.autocast(grads[0].device.type, enabled=False):
         # A view each, so that one tensor given twice has two gradients; it keeps what forward mode and torch.func know.
         given = [x.view_as(x) if x is not None and n in wanted else x for n, x in enumerate(given)]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from headwise.backends.asked import Ask, Reads, entropies, means
 from headwise.backends.blocks import Block
+from headwise.backends.read_terms import Ask, Reads, entropies, means
 
 Array = np.ndarray
 Sinks = tuple[Array, Array] | None

@@ -13,8 +13,8 @@ from headwise.backends.memory import NAMES, address, contiguous, kind, readable,
 from headwise.captured import fingerprint
 from headwise.expressions.derivative import ONE, derivative
 from headwise.expressions.nodes import Node
-from headwise.kernels.adjust import Operand, Rules
 from headwise.kernels.bounds import Bounds
+from headwise.kernels.score_rules import Operand, Rules
 from headwise.kernels.scoring import Arithmetic, Scoring, scoring, with_rough_caps
 from headwise.options import Options
 from headwise.shapes import Sizes, dtype_name

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwise.backends.asked import Ask, Reads
 from headwise.backends.blocks import Block
+from headwise.backends.read_terms import Ask, Reads
 from headwise.backends.recompute import Recompute, within
 
 Tensor = torch.Tensor
@@ -103,7 +103,7 @@ class _Pass:
                 result.mass[b, h, p] += A[:, :, rows][..., columns].sum((2, 3), dtype=self.wide)
 
     def entropy(self, A: Tensor, sinks: tuple[np.ndarray, np.ndarray] | None) -> Tensor:
-        """As `asked.entropies`."""
+        """As `read_terms.entropies`."""
         log = torch.log(torch.where(A > 0, A, 1.0))
         mean, total = (A * log).sum(3, dtype=self.wide), A.sum(3, dtype=self.wide)
         if sinks is not None:

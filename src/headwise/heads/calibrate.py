@@ -18,9 +18,9 @@ import torch
 from headwise.arrays import to_numpy
 from headwise.atomic import whole_file
 from headwise.heads.kinds import text_of
-from headwise.heads.limit import limit_of
 from headwise.heads.shares import places_of, row_shares
 from headwise.heads.table import Table
+from headwise.heads.text_length import limit_of
 from headwise.kernels.jit import cache_folder
 from headwise.models.interface import open_on
 from headwise.models.watch import watch

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from headwise.heads.arguments import items_of
 from headwise.heads.edges import Edge, Marked, read_edges
-from headwise.heads.given import items_of
 from headwise.heads.locate import pick
 from headwise.heads.table import Table
 from headwise.heads.words import words_of

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from headwise.arrays import to_numpy
-from headwise.heads.limit import limit_of
-from headwise.models.running import evaluating
+from headwise.heads.text_length import limit_of
+from headwise.models.batches import evaluating
 from headwise.models.watch import Part, watch
 
 Array = np.ndarray

@@ -9,8 +9,8 @@ import torch
 
 from headwise.heads.losses import Loss, check_loss, checked, own_loss
 from headwise.heads.table import Table
+from headwise.models.batches import batches_of, differentiable, evaluating, run, size_of
 from headwise.models.interface import Seen, Session
-from headwise.models.running import batches_of, differentiable, evaluating, run, size_of
 
 Array = np.ndarray
 

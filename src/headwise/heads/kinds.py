@@ -15,7 +15,7 @@ from headwise.heads.shares import REACH as REACH
 from headwise.heads.shares import Text, places_of, positions_of, row_blocks, row_shares
 from headwise.heads.shares import repeats as repeats
 from headwise.heads.table import Table
-from headwise.models.kept_text import separators_of
+from headwise.models.saved_text import separators_of
 from headwise.weights import Weights
 
 Array = np.ndarray

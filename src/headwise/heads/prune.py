@@ -15,7 +15,7 @@ import torch
 from headwise.heads.losses import Loss, check_loss, checked, own_loss
 from headwise.heads.table import Table
 from headwise.models.ablate import ablate
-from headwise.models.running import batches_of, evaluating, run, size_of
+from headwise.models.batches import batches_of, evaluating, run, size_of
 
 if TYPE_CHECKING:
     from headwise.models.watch import Heads

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from headwise.arrays import to_numpy
-from headwise.heads.given import items_of
+from headwise.heads.arguments import items_of
 from headwise.heads.table import Table
-from headwise.models.running import evaluating
+from headwise.models.batches import evaluating
 from headwise.models.watch import watch
 
 Array = np.ndarray

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 from headwise import __version__
-from headwise.heads.limit import limit_of
 from headwise.heads.survey_corpus import Batch, Corpus
 from headwise.heads.survey_figures import FIGURES, Texts, figures
 from headwise.heads.survey_group import Group, group
 from headwise.heads.survey_output import check_output, part_of, table_of, write
 from headwise.heads.survey_sums import State, sums_of
 from headwise.heads.table import Table
+from headwise.heads.text_length import limit_of
 from headwise.models.interface import Seen, Session
-from headwise.models.kept_text import separators_of
+from headwise.models.saved_text import separators_of
 from headwise.shapes import dtype_name
 
 Array = np.ndarray

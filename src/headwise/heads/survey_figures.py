@@ -15,7 +15,7 @@ import torch
 
 from headwise.arrays import to_numpy
 from headwise.heads.shares import REACH, repeats, same_tokens
-from headwise.models.kept import real_weights
+from headwise.models.kept_calls import real_weights
 from headwise.weights import Weights
 
 Array = np.ndarray

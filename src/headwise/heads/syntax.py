@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from headwise.heads.arguments import items_of
 from headwise.heads.conllu import Sentence, read_conllu
 from headwise.heads.edges import BACKWARD, FORWARD, Edge, Marked, mark, read_edges
-from headwise.heads.given import items_of
 from headwise.heads.table import Table
 
 DIRECTIONS = {FORWARD: "dependent -> head", BACKWARD: "head -> dependent"}

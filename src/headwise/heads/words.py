@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from headwise.models.kept_text import UNSEEN, tokens_of
+from headwise.models.saved_text import UNSEEN, tokens_of
 
 _SPACE = "▁"  # SentencePiece's mark for a space
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>$")

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, span
 from headwise.kernels.forward import rows_in_registers
 from headwise.kernels.power import CUT, difference, narrow, power
+from headwise.kernels.score_rules import NO_RULES, Adjuster, Place, Rules, Scores, span
 from headwise.kernels.tile import Block, Geometry, Machine, Pointer, Program, Value
 
 KB = 120  # keys in a block: whole tiles of 4, 6 or 8

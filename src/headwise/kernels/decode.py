@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, span
 from headwise.kernels.forward import KB
 from headwise.kernels.power import narrow, power
+from headwise.kernels.score_rules import NO_RULES, Adjuster, Place, Rules, span
 from headwise.kernels.tile import KINDS, LOWEST, Block, Geometry, Machine, Pointer, Program, Value
 
 AHEAD = 10240  # bytes between what is computed and what is asked of memory

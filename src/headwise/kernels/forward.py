@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, begins_with_cap, span
 from headwise.kernels.power import CUT, narrow, power
+from headwise.kernels.score_rules import NO_RULES, Adjuster, Place, Rules, Scores, begins_with_cap, span
 from headwise.kernels.tile import KINDS, LOWEST, Block, Geometry, Machine, Pointer, Program, Value
 
 KB = 128  # keys in a block

@@ -12,8 +12,7 @@ import llvmlite.binding as binding
 from llvmlite import ir
 
 from headwise.kernels.apart import apart
-from headwise.kernels.tile import GEOMETRIES, KINDS, Geometry, Machine, Vectors
-from headwise.kernels.values import (
+from headwise.kernels.llvm_values import (
     ADDRESS,
     BF16,
     F16,
@@ -31,6 +30,7 @@ from headwise.kernels.values import (
     Scalar,
     Variable,
 )
+from headwise.kernels.tile import GEOMETRIES, KINDS, Geometry, Machine, Vectors
 
 # What LLVM is told for each instruction set: (CPU, features). None: the host's own.
 TARGETS: dict[str, tuple[str, str] | None] = {

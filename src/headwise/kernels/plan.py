@@ -18,10 +18,10 @@ import numpy as np
 
 from headwise.expressions.nodes import SCORE, nodes
 from headwise.kernels import jit, llvm, masking, threads
-from headwise.kernels.adjust import NO_RULES, Rules
 from headwise.kernels.decode import STRETCH, TILE, Combine, decode, node_size
 from headwise.kernels.forward import KB, Forward, block_width
 from headwise.kernels.power import narrow, unit
+from headwise.kernels.score_rules import NO_RULES, Rules
 from headwise.kernels.thread_count import get_num_threads
 from headwise.kernels.tile import KINDS, LOG2E, Geometry
 from headwise.shapes import Sizes

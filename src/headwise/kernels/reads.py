@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores, span
 from headwise.kernels.forward import KB, rows_in_registers
 from headwise.kernels.power import log2_weight, narrow, power
 from headwise.kernels.reads_sums import Summing, Task
+from headwise.kernels.score_rules import NO_RULES, Adjuster, Place, Rules, Scores, span
 from headwise.kernels.tile import KINDS, Block, Geometry, Machine, Pointer, Program, Value
 
 LEAST = {"f32": -150.0, "f64": -1100.0}  # a weight's logarithm to base 2 below which it is 0

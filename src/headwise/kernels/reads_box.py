@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headwise.kernels.adjust import NO_RULES, Adjuster, Place, Rules, Scores
 from headwise.kernels.forward import KB
 from headwise.kernels.power import difference, narrow, power
 from headwise.kernels.reads import Layout, Scoring, up
+from headwise.kernels.score_rules import NO_RULES, Adjuster, Place, Rules, Scores
 from headwise.kernels.tile import KINDS, Geometry, Machine, Pointer, Program, Value
 
 FEW = 4  # rows that have no block of queries of their own: keys run along the lanes

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from headwise.kernels.adjust import Place
+from headwise.kernels.score_rules import Place
 from headwise.kernels.tile import Machine, Pointer, Value
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from headwise.arrays import in_graph, is_jax, is_torch, like
 from headwise.expressions.nodes import Captures, Node, element
-from headwise.given import as_numpy, check_dense
-from headwise.masks.arguments import own
+from headwise.input_checks import as_numpy, check_dense
 from headwise.masks.mask import Mask
+from headwise.masks.mask_values import own
 from headwise.shapes import Sizes, check_broadcast
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from headwise.arrays import known, like, to_numpy
 from headwise.expressions.nodes import B, Captures, I, J, Node
-from headwise.masks.arguments import integer_array
 from headwise.masks.mask import Mask
+from headwise.masks.mask_values import integer_array
 from headwise.masks.spans import Spans, everything, nothing, tidy
 from headwise.shapes import Sizes, is_one_of
 

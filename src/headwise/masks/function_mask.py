@@ -12,7 +12,7 @@ from headwise.arrays import in_graph, is_array, known, like
 from headwise.captured import captured
 from headwise.expressions.nodes import B, Captures, H, I, J, Node, kind
 from headwise.expressions.record import trace
-from headwise.given import as_numpy, check_beside
+from headwise.input_checks import as_numpy, check_beside
 from headwise.masks.mask import Mask
 from headwise.shapes import Sizes
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from headwise.arrays import in_graph, is_array
 from headwise.expressions.nodes import Captures, Node
-from headwise.given import check_beside
+from headwise.input_checks import check_beside
 from headwise.masks.spans import Span, Spans, everything
 from headwise.records import Record
 from headwise.shapes import Sizes

@@ -9,8 +9,8 @@ import numpy as np
 
 from headwise.arrays import is_array
 from headwise.expressions.nodes import FAR, Captures, I, J, Node
-from headwise.masks.arguments import check_per_batch, integers, numbers, per_batch, per_batch_node
 from headwise.masks.mask import Mask
+from headwise.masks.mask_values import check_per_batch, integers, numbers, per_batch, per_batch_node
 from headwise.masks.spans import Spans, everything, tidy
 from headwise.positions import default_offset
 from headwise.shapes import Sizes

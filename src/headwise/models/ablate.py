@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from headwise.models.attention_layers import Place
 from headwise.models.interface import Hook, Seen, Session
-from headwise.models.numbers import index_of
-from headwise.models.places import Place
+from headwise.models.layer_numbers import index_of
 from headwise.models.substitutes import Now, Substitutes, projections_of
 
 MODES = ("zero", "mean", "resample")

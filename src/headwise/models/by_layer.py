@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from headwise.models.numbers import index_of
+from headwise.models.layer_numbers import index_of
 
 if TYPE_CHECKING:
     from headwise.weights import Weights

@@ -16,7 +16,7 @@ import torch
 from headwise.arrays import detached
 from headwise.backends.row_sums import RowSums, joined
 from headwise.backends.source import Source
-from headwise.models.carrier import Plan
+from headwise.models.hf_masks import Plan
 from headwise.models.interface import Seen
 from headwise.models.texts import Text
 from headwise.options import Options

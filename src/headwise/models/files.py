@@ -20,10 +20,10 @@ import torch
 from headwise.arrays import is_torch
 from headwise.atomic import whole_file
 from headwise.backends.row_sums import RowSums
-from headwise.models import kept_masks
+from headwise.models import saved_masks
 from headwise.models.calls import Call
-from headwise.models.kept import ReadCall
-from headwise.models.kept_text import KeptTokenizer, separators_of, tokens_of
+from headwise.models.kept_calls import ReadCall
+from headwise.models.saved_text import KeptTokenizer, separators_of, tokens_of
 from headwise.models.texts import Text
 from headwise.models.watch import Heads, Part
 from headwise.options import Options
@@ -211,7 +211,7 @@ def _call(call: Any, put: Callable[[Any], str]) -> dict[str, Any]:
         "arrays": {name: _maybe(x, put) for name, x in arrays.items()},
         "sums_by": sums.by,
         "text": _written_text(call.text, put),
-        "mask": kept_masks.written(source.options.mask, source.sizes, put),
+        "mask": saved_masks.written(source.options.mask, source.sizes, put),
         "scale": source.options.scale,
         "options": source.options.written(put),
         "start": call.start,
@@ -323,7 +323,7 @@ def _opened(said: dict[str, Any], arrays: dict[str, Tensor]) -> Call:
     sums = RowSums(named.get("sums"), str(said.get("sums_by", "")))  # older files have none
     if sums.values is not None and (sums.values.shape != (2, B, H, L) or sums.values.dtype != real):
         _wrong(f"sums is {sums.values.dtype} {tuple(sums.values.shape)}, which does not go with q {tuple(q.shape)}")
-    mask = kept_masks.read(said["mask"], arrays.__getitem__)
+    mask = saved_masks.read(said["mask"], arrays.__getitem__)
     if mask is not None:
         mask.check(sizes, "a call")
     if not isinstance(said["cross"], bool):

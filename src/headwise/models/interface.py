@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 
 from headwise.functional import attention
-from headwise.models.carrier import MaskCarrier, Plan, is_left_out, plan_of
-from headwise.models.here import Home
+from headwise.models.attention_layers import Place, find_places, looks_up_by_name, says_causal_without_mask
+from headwise.models.checkpointing import Forwards, asking_node, in_backward, next_node
+from headwise.models.hf_masks import MaskCarrier, Plan, is_left_out, plan_of
 from headwise.models.lookup import PLAIN, Borrowed, borrow, give_back, listen, stop_listening
-from headwise.models.places import Place, find_places, looks_up_by_name, says_causal_without_mask
-from headwise.models.reading import plan_in, read_mask, tag
-from headwise.models.recompute import Forwards, asking_node, in_backward, next_node
+from headwise.models.mask_arguments import plan_in, read_mask, tag
+from headwise.models.session_context import Home
 from headwise.models.unseen import attention_like, inside, say_unseen, unseen_layers
 from headwise.weights import Weights
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from headwise.models.batches import batches_of, evaluating, run
 from headwise.models.calls import new_call
+from headwise.models.checkpointing import LIMIT
 from headwise.models.interface import Seen, Session
-from headwise.models.projections import OutputProjection, output_projection
-from headwise.models.recompute import LIMIT
-from headwise.models.running import batches_of, evaluating, run
+from headwise.models.output_projections import OutputProjection, output_projection
 
 Tensor = torch.Tensor
 Chosen = Callable[[Seen], list[int]]  # the heads of a call that are off

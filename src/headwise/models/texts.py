@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from headwise.models.interface import Run, Seen
-from headwise.models.kept_text import UNSEEN
+from headwise.models.saved_text import UNSEEN
 
 Tensor = torch.Tensor
 

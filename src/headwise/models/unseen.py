@@ -8,7 +8,7 @@ from types import CodeType
 
 import torch
 
-from headwise.models.places import codes_of, uses_interface
+from headwise.models.attention_layers import codes_of, uses_interface
 
 _NAMED = re.compile("attention|attn|mha", re.IGNORECASE)
 _COMPUTES = re.compile("softmax|scaled_dot_product_attention|multi_head_attention_forward", re.IGNORECASE)

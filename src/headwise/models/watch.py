@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headwise.models.attention_layers import Place
 from headwise.models.by_layer import ByLayer, numbered
 from headwise.models.calls import Call, add_call
 from headwise.models.interface import Seen, Session
-from headwise.models.kept import ReadCall, keep_of, read_call
-from headwise.models.kept_text import KeptTokenizer, tokens_of
-from headwise.models.places import Place
+from headwise.models.kept_calls import ReadCall, keep_of, read_call
+from headwise.models.saved_text import KeptTokenizer, tokens_of
 from headwise.models.texts import entries_of, text_of_call
 from headwise.models.unseen import say_unseen
 from headwise.reading import Reads
@@ -415,15 +415,15 @@ class Part(ByLayer):
 
     def norms(self, model: Any) -> list[dict[str, Any]]:
         """Shares of the weight beside the same shares by value norms, of the model that was watched; see
-        `headwise.heads.norms.table`.
+        `headwise.heads.value_norms.table`.
         """
-        from headwise.heads.norms import table
+        from headwise.heads.value_norms import table
 
         return table(model, self)
 
     def value_norms(self, model: Any, layer: int) -> Any:
-        """norm(f(x_j)) [B, H, S] for `Weights.read(value_norms=...)`; see `headwise.heads.norms.value_norms`."""
-        from headwise.heads.norms import value_norms
+        """norm(f(x_j)) [B, H, S] for `Weights.read(value_norms=...)`; see `headwise.heads.value_norms.value_norms`."""
+        from headwise.heads.value_norms import value_norms
 
         return value_norms(model, self, layer)
 
@@ -601,17 +601,17 @@ class Heads(ByLayer):
 
     def norms(self, model: Any) -> list[dict[str, Any]]:
         """One dict a head, all parts: what share of the weight the first token, the separators and the nearest tokens
-        are given, beside their share of A_ij * norm(f(x_j)); see `headwise.heads.norms.table`.
+        are given, beside their share of A_ij * norm(f(x_j)); see `headwise.heads.value_norms.table`.
 
         Args:
             model: the model that was watched; W_O is taken from it.
         """
-        from headwise.heads.norms import table
+        from headwise.heads.value_norms import table
 
         return table(model, self)
 
     def value_norms(self, model: Any, layer: int) -> Any:
-        """norm(f(x_j)) [B, H, S] for `Weights.read(value_norms=...)`; see `headwise.heads.norms.value_norms`.
+        """norm(f(x_j)) [B, H, S] for `Weights.read(value_norms=...)`; see `headwise.heads.value_norms.value_norms`.
 
         Args:
             model: the model that was watched; W_O is taken from it. layer: which layer.

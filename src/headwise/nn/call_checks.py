@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from headwise.given import check_beside, check_dense
+from headwise.input_checks import check_beside, check_dense
 from headwise.masks import Mask
 from headwise.nn import projections
 from headwise.nn.cache import KVCache

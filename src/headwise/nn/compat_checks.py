@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.given import check_beside, check_dense
+from headwise.input_checks import check_beside, check_dense
 from headwise.shapes import FLOATS, dtype_name
 
 OP = "MultiheadAttention"

@@ -10,7 +10,7 @@ import numpy as np
 from headwise import shapes
 from headwise.arrays import known
 from headwise.expressions.nodes import SCORE, Captures, Node, element
-from headwise.options.numbers import numbers
+from headwise.options.array_checks import numbers
 from headwise.options.option import ScoreOption
 from headwise.shapes import Sizes
 

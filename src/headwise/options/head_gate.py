@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from headwise import shapes
-from headwise.options.numbers import numbers
+from headwise.options.array_checks import numbers
 from headwise.options.option import Option
 from headwise.shapes import Sizes
 

@@ -12,7 +12,7 @@ from headwise.arrays import in_graph, is_array
 from headwise.captured import captured, fingerprint
 from headwise.expressions.nodes import SCORE, B, Captures, H, I, J, Node, kind
 from headwise.expressions.record import trace
-from headwise.given import as_numpy, check_beside
+from headwise.input_checks import as_numpy, check_beside
 from headwise.libraries import library_of
 from headwise.options.option import ScoreOption
 from headwise.options.places import Places

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from headwise.options.numbers import check_per_head, numbers
+from headwise.options.array_checks import check_per_head, numbers
 from headwise.options.option import Option
 from headwise.shapes import Sizes
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from headwise.arrays import known
 from headwise.expressions.nodes import SCORE, Captures, H, Node
-from headwise.options.numbers import check_per_head, numbers
+from headwise.options.array_checks import check_per_head, numbers
 from headwise.options.option import ScoreOption
 from headwise.shapes import Sizes
 

@@ -1,6 +1,6 @@
 """The server: what may be asked, and the answers.
 
-It answers on 127.0.0.1 alone, to whoever brings the token, under its own name, from its own page (see `asked`).
+It answers on 127.0.0.1 alone, to whoever brings the token, under its own name, from its own page (see `requests`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from headwise.serve import asked, compared
+from headwise.serve import compared, requests
 from headwise.serve.lane import ASKED, BEHIND, LATER, TILE, Full, Lane, Work
 from headwise.serve.off import switched_off
 from headwise.serve.opened import CHARACTERS, GENERATED, Opened
@@ -83,9 +83,9 @@ class Server:
     def _guarded(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             try:
-                asked.check(request, self.port, self.token, self._cookie)
+                requests.check(request, self.port, self.token, self._cookie)
                 response = await _until_gone(request, answer(request))
-            except asked.Bad as error:
+            except requests.Bad as error:
                 response = _error(str(error), error.status)
             except (Refused, ValueError) as error:
                 response = _error(str(error), 422)
@@ -119,12 +119,12 @@ class Server:
     async def web(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in WEB:
-            raise asked.Bad("there is nothing here", 404)
+            raise requests.Bad("there is nothing here", 404)
         return Response(_web(name), media_type=KINDS[name.rpartition(".")[2]])
 
     async def image(self, request: Request) -> Response:
         if self.opened.image is None:
-            raise asked.Bad("no image was opened", 404)
+            raise requests.Bad("no image was opened", 404)
         kind, data = self.opened.image
         return Response(data, media_type=kind)
 
@@ -136,11 +136,11 @@ class Server:
         return JSONResponse(said | {"image": self.opened.image is not None, "characters": CHARACTERS})
 
     async def make(self, request: Request) -> Response:
-        body = await asked.body(request)
-        text, models = asked.field(body, "text", str), len(self.opened.models)
-        model = asked.field(body, "model", int, 0, 0, max(0, models - 1))
-        generate = asked.field(body, "generate", int, 0, 0, GENERATED)
-        run = await self.lane.ask(lambda: self.opened.make(asked.written(text), model, generate))
+        body = await requests.body(request)
+        text, models = requests.field(body, "text", str), len(self.opened.models)
+        model = requests.field(body, "model", int, 0, 0, max(0, models - 1))
+        generate = requests.field(body, "generate", int, 0, 0, GENERATED)
+        run = await self.lane.ask(lambda: self.opened.make(requests.written(text), model, generate))
         return JSONResponse(await self.lane.ask(run.about))
 
     async def about(self, request: Request) -> Response:
@@ -148,7 +148,7 @@ class Server:
 
     async def tokens(self, request: Request) -> Response:
         path = request.path_params
-        side, start = asked.side(path["side"]), asked.within(path["page"], "page") * TOKENS
+        side, start = requests.side(path["side"]), requests.within(path["page"], "page") * TOKENS
         run = self._run(request)
         return JSONResponse(
             await self.lane.ask(lambda: run.tokens(path["part"], path["layer"], side, start, start + TOKENS))
@@ -157,8 +157,8 @@ class Server:
     async def search(self, request: Request) -> Response:
         path, text = request.path_params, request.query_params.get("q", "")
         if not 1 <= len(text) <= 200:
-            raise asked.Bad("q must hold 1 to 200 characters")
-        side, run = asked.side(path["side"]), self._run(request)
+            raise requests.Bad("q must hold 1 to 200 characters")
+        side, run = requests.side(path["side"]), self._run(request)
         return JSONResponse(
             await self.lane.ask(lambda: self.opened.search(run, path["part"], path["layer"], side, text))
         )
@@ -177,14 +177,14 @@ class Server:
 
     async def tile(self, request: Request) -> Response:
         path, run, at = request.path_params, self._run(request), self._at(request)
-        z, x, y = (asked.within(path[name], name) for name in "zxy")
+        z, x, y = (requests.within(path[name], name) for name in "zxy")
         how, beside = path["how"], request.query_params.get("beside")
         if how == "difference":
             other = self.opened.run(beside or "")
             data = await self.lane.ask(lambda: compared.tile(self.opened, other, run, at, z, x, y), TILE)
             return Response(data, media_type="application/octet-stream", headers={"X-Exact": "1"})
         if how not in ("mean", "max"):
-            raise asked.Bad("how must be mean, max or difference", 404)
+            raise requests.Bad("how must be mean, max or difference", 404)
         data, exact = await self.lane.ask(lambda: self.opened.tile(run, at, how, z, x, y), TILE)
         if not exact:
             self._read_on(run, at)
@@ -221,13 +221,13 @@ class Server:
     async def row(self, request: Request) -> Response:
         run, at, given = self._run(request), self._at(request), request.query_params
         if ("i" in given) == ("j" in given):
-            raise asked.Bad("one of i and j must be given")
-        i, j = (None if name not in given else asked.whole(given[name], name) for name in "ij")
+            raise requests.Bad("one of i and j must be given")
+        i, j = (None if name not in given else requests.whole(given[name], name) for name in "ij")
         return JSONResponse(await self.lane.ask(lambda: self.opened.row(run, at, i, j), ASKED))
 
     async def cell(self, request: Request) -> Response:
         run, at, given = self._run(request), self._at(request), request.query_params
-        i, j = (asked.whole(given.get(name, ""), name) for name in "ij")
+        i, j = (requests.whole(given.get(name, ""), name) for name in "ij")
         first = None if "beside" not in given else self.opened.run(given["beside"])
         return JSONResponse(await self.lane.ask(lambda: self._cell(run, first, at, i, j), TILE))
 
@@ -241,14 +241,14 @@ class Server:
         return JSONResponse(await self.lane.ask(lambda: compared.moved(run, other, path["part"])))
 
     async def off(self, request: Request) -> Response:
-        run, part, body = self._run(request), request.path_params["part"], await asked.body(request)
+        run, part, body = self._run(request), request.path_params["part"], await requests.body(request)
         pairs = body.get("off")
         if not isinstance(pairs, list) or not 1 <= len(pairs) <= 4096:
-            raise asked.Bad("off must be a list of pairs [layer, head]")
+            raise requests.Bad("off must be a list of pairs [layer, head]")
         off = []
         for pair in pairs:
             if not isinstance(pair, list) or len(pair) != 2 or not all(type(x) is int for x in pair):
-                raise asked.Bad("off must be a list of pairs [layer, head]")
+                raise requests.Bad("off must be a list of pairs [layer, head]")
             off.append((pair[0], pair[1]))
         return JSONResponse(await self.lane.ask(lambda: switched_off(self.opened.models, run, part, off)))
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from headwise.arrays import to_numpy
 from headwise.heads.kinds import measures, text_of
-from headwise.serve.reading import Reading
+from headwise.serve.readable_tokens import Reading
 from headwise.serve.tiles import Map
 from headwise.view.page import NAMES
 

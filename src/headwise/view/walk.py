@@ -16,8 +16,8 @@ import numpy as np
 
 from headwise.arrays import to_numpy
 from headwise.view.html import Frame, fill, write
+from headwise.walk.equations import changes
 from headwise.walk.trace import Trace
-from headwise.walk.words import changes
 
 LIMIT = 400  # tokens along one side
 VALUES = 700_000  # numbers on one page: about 3.5 MB

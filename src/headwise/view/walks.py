@@ -17,7 +17,7 @@ from headwise.arrays import to_numpy
 from headwise.view.html import base64_of, fill
 from headwise.view.page import Cut, Page, Panel
 from headwise.view.walk import encode, pack_walk
-from headwise.walk.words import changes
+from headwise.walk.equations import changes
 
 TOKENS = 32  # drawn along one side
 NEAR = 7  # tokens drawn on each side of a linked word, where not all are

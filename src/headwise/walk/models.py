@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.models.attention_layers import Place
 from headwise.models.interface import usable_places
-from headwise.models.places import Place
-from headwise.models.projections import matrix_of, output_projection
+from headwise.models.output_projections import matrix_of, output_projection
 from headwise.models.watch import watch
 from headwise.walk.trace import OP, Trace, scored, still
 

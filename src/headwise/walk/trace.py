@@ -13,7 +13,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from headwise.arrays import is_torch, to_numpy
-from headwise.walk import words
+from headwise.walk import equations
 from headwise.weights import Weights
 
 OP = "trace"
@@ -142,7 +142,7 @@ class Trace:
         options = self.weights.source.options
         rows += [
             ("v", f"[{b}{Hkv}, S, Dv]", f"{value} w_v + b_v"),
-            ("scores", f"[{b}H, L, S]", " then ".join(["q . k times scale", *words.changes(options)])),
+            ("scores", f"[{b}H, L, S]", " then ".join(["q . k times scale", *equations.changes(options)])),
             ("weights", f"[{b}H, L, S]", "softmax of each row of scores"),
             ("head_outputs", f"[{b}H, L, Dv]", "weights times v" + (", gated" if self.gated else "")),
             ("concat", f"[{b}L, H * Dv]", "the heads' outputs side by side"),
@@ -187,7 +187,7 @@ class Trace:
         Raises:
             ValueError: there is no such step, or the numbers it is made of are not known. IndexError: no such place.
         """
-        return words.explain(self, step, index)
+        return equations.explain(self, step, index)
 
     def plot(self, heads: int | Sequence[int] | None = None, batch: int = 0) -> Any:
         """Draws heads' weights side by side, as `Weights.plot` does, with the tokens along the axes."""

@@ -11,8 +11,8 @@ from models import zoo
 from models.test_many_models import MODELS
 
 import headwise as hw
-from headwise.models.places import find_places
-from headwise.models.projections import output_projection
+from headwise.models.attention_layers import find_places
+from headwise.models.output_projections import output_projection
 
 ZOO = ["bert", "gpt2", "llama", "gpt_oss", "t5", "bart", "whisper", "vit", "albert", "roberta", "clip", "swin"]
 MANY = [name for name in MODELS if "vocab_size" in MODELS[name] and not name.startswith("Wav2Vec2")]

@@ -7,7 +7,7 @@ import torch
 from models import families
 
 import headwise as hw
-from headwise.models.places import find_places
+from headwise.models.attention_layers import find_places
 
 
 @pytest.mark.parametrize(

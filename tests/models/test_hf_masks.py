@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import masking_utils as hf
 
-from headwise.models.carrier import MaskCarrier, Plan, is_left_out, plan_of
-from headwise.models.reading import plan_in, read_mask, tag
+from headwise.models.hf_masks import MaskCarrier, Plan, is_left_out, plan_of
+from headwise.models.mask_arguments import plan_in, read_mask, tag
 
 B, L, S = 2, 5, 11
 

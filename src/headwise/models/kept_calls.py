@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from headwise import masks
+from headwise.models.attention_layers import Place
 from headwise.models.calls import new_call
 from headwise.models.interface import Seen
-from headwise.models.numbers import index_of
-from headwise.models.places import Place
+from headwise.models.layer_numbers import index_of
 from headwise.models.texts import Text
 from headwise.reading import Reads, asked
 from headwise.weights import Weights

@@ -9,7 +9,7 @@ import pytest
 import torch
 from models import zoo
 
-from headwise.heads.limit import limit_of
+from headwise.heads.text_length import limit_of
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from models import zoo
 
 import headwise as hw
-from headwise.models import recompute
+from headwise.models import checkpointing
 
 # transformers renames the methods that switch it on and off; its older versions know only these names.
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_(en|dis)able:FutureWarning")
@@ -119,7 +119,7 @@ def test_refuses_a_forward_from_before_the_block() -> None:
 
 
 def test_says_that_too_many_forwards_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompute, "LIMIT", 2)
+    monkeypatch.setattr(checkpointing, "LIMIT", 2)
     model = training()
     words = "ablate: a backward with gradient checkpointing must come before 2 further calls of a layer"
     with pytest.raises(RuntimeError, match=words):

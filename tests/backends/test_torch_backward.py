@@ -7,7 +7,7 @@ import headwise as hw
 from headwise.shapes import Sizes
 
 torch = pytest.importorskip("torch")
-from headwise.backends import backward, gradients  # noqa: E402
+from headwise.backends import gradients, torch_backward  # noqa: E402
 from headwise.backends import torch as plain  # noqa: E402
 
 
@@ -47,7 +47,7 @@ def given(case, small):
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("case", CASES)
 def test_agree_with_torchs_own(case, small, values, monkeypatch):
-    monkeypatch.setattr(backward, "VALUES", values)
+    monkeypatch.setattr(torch_backward, "VALUES", values)
     monkeypatch.setattr("headwise.backends.blocks.ROWS", 3 if values == 1 else 64)
     tensors, o = given(case, small)
     wanted = [*tensors, TABLE] if case == "function" else tensors
@@ -99,8 +99,8 @@ def test_narrow_dtypes_add_up_in_fp32(dtype):
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_is_found(bad):
     x = torch.randn(3, 5)
-    assert backward.finite(x) and backward.finite(x[:0])
+    assert torch_backward.finite(x) and torch_backward.finite(x[:0])
     x[1, 2] = bad
-    assert not backward.finite(x)
+    assert not torch_backward.finite(x)
     x[2, 4] = -bad
-    assert not backward.finite(x)
+    assert not torch_backward.finite(x)

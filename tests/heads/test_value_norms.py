@@ -13,7 +13,7 @@ import torch
 from models import zoo
 
 import headwise as hw
-from headwise.heads import norms
+from headwise.heads import value_norms
 from headwise.models.pretrained import load_encoder_or_decoder
 
 
@@ -81,7 +81,7 @@ def test_are_norms_of_what_a_key_would_add(matrices: Any, H: int) -> None:
     wanted = multiplied(handed(module, model, inputs), w_v, b_v, w_o, H)
     heads = watched(model, inputs)
     part = heads.encoder if matrices is t5 else heads
-    got = norms.value_norms(model, part, 1)
+    got = value_norms.value_norms(model, part, 1)
     np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-4, atol=1e-7)
     assert part[1].read(received=True, value_norms=got).received.shape == wanted.shape
 
@@ -91,23 +91,23 @@ def test_of_cross_attention_are_of_the_encoders_states() -> None:
     a = model.model.decoder.layers[2].encoder_attn
     x = model.get_encoder()(inputs["input_ids"]).last_hidden_state
     wanted = multiplied(x, a.v_proj.weight.T, a.v_proj.bias, a.out_proj.weight.T, 3)
-    got = norms.value_norms(model, watched(model, inputs).cross, 2)
+    got = value_norms.value_norms(model, watched(model, inputs).cross, 2)
     np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-4, atol=1e-7)
 
 
 def test_of_some_heads_keep_their_numbers() -> None:
     model, inputs = zoo.llama()
-    whole = norms.value_norms(model, watched(model, inputs), 1)
+    whole = value_norms.value_norms(model, watched(model, inputs), 1)
     with hw.watch(model, heads=[(1, 1), (1, 4)]) as heads:
         model(**inputs)
-    torch.testing.assert_close(norms.value_norms(model, heads, 1), whole[:, [1, 4]])
-    assert [row["head"] for row in norms.table(model, heads)] == [1, 4]
+    torch.testing.assert_close(value_norms.value_norms(model, heads, 1), whole[:, [1, 4]])
+    assert [row["head"] for row in value_norms.table(model, heads)] == [1, 4]
 
 
 def test_of_layers_that_share_their_module() -> None:
     model, inputs = zoo.albert()
     heads = watched(model, inputs)
-    first, last = (norms.value_norms(model, heads, layer) for layer in (0, 2))
+    first, last = (value_norms.value_norms(model, heads, layer) for layer in (0, 2))
     assert first.shape == last.shape == (2, 5, 11)
     assert not torch.equal(first, last)
 
@@ -117,10 +117,10 @@ def test_table_is_the_share_of_what_is_added() -> None:
     mask = torch.ones(2, 11, dtype=torch.long)
     mask[1, :4] = 0  # the first real token of text 1 is its fifth
     heads = watched(model, inputs | {"attention_mask": mask})
-    rows = norms.table(model, heads)
+    rows = value_norms.table(model, heads)
     assert [(row["layer"], row["head"]) for row in rows] == [(layer, h) for layer in range(2) for h in range(5)]
     A = np.asarray(heads[1].to_dense(), np.float64) * mask[:, None, :, None].numpy()
-    brought = A * norms.value_norms(model, heads, 1).double().numpy()[:, :, None]
+    brought = A * value_norms.value_norms(model, heads, 1).double().numpy()[:, :, None]
     i = np.arange(1, 11)
     for name, x in (("first", A), ("first_by_norm", brought)):
         share = [x[b, :, :, first].sum(1) / x[b].sum((1, 2)) for b, first in ((0, 0), (1, 4))]
@@ -134,7 +134,7 @@ def test_table_is_the_share_of_what_is_added() -> None:
 
 def test_table_of_cross_attention_has_no_offsets() -> None:
     model, inputs = zoo.t5()
-    rows = norms.table(model, watched(model, inputs))
+    rows = value_norms.table(model, watched(model, inputs))
     assert list(dict.fromkeys(row["part"] for row in rows)) == ["encoder", "decoder", "cross"]
     assert all((row["previous_by_norm"] is None) == (row["part"] == "cross") for row in rows)
     assert all(0 < row["first_by_norm"] < 1 for row in rows)
@@ -148,7 +148,7 @@ def test_minilm_gives_cls_much_weight_and_takes_little_from_it() -> None:
     model, tokenizer = load_encoder_or_decoder("minilm")
     with hw.watch(model, tokenizer) as heads:
         model(**tokenizer(text, return_tensors="pt"))
-    rows = norms.table(model, heads)
+    rows = value_norms.table(model, heads)
     assert np.mean([row["first"] for row in rows]) == pytest.approx(0.163, abs=6e-4)
     assert np.mean([row["first_by_norm"] for row in rows]) == pytest.approx(0.010, abs=6e-4)
     assert np.mean([row["separator_by_norm"] for row in rows]) < np.mean([row["separator"] for row in rows])
@@ -161,28 +161,28 @@ def test_names_a_layout_that_is_not_known() -> None:
     attention.o_proj = torch.nn.Linear(50, 36)
     words = r"layout of model.layers.1.self_attn.o_proj is not known: .* H=6 heads of Dv=10 .*; got 50"
     with pytest.raises(ValueError, match=f"value_norms: the {words}"):
-        norms.value_norms(model, heads, 1)
+        value_norms.value_norms(model, heads, 1)
     del attention.o_proj
     with pytest.raises(ValueError, match=r"value_norms: the layout of model\.layers\.1\.self_attn \(LlamaAttention\)"):
-        norms.value_norms(model, heads, 1)
+        value_norms.value_norms(model, heads, 1)
 
 
 def test_refuses_another_model() -> None:
     heads = watched(*zoo.gpt2())
     model, _ = zoo.bart()
     with pytest.raises(ValueError, match="value_norms: model must be the one that was watched, with a layer 0 in part"):
-        norms.value_norms(model, heads, 0)
+        value_norms.value_norms(model, heads, 0)
     with pytest.raises(ValueError, match="heads: layer must be one of"):
-        norms.value_norms(model, heads, 7)
+        value_norms.value_norms(model, heads, 7)
 
 
 def test_what_was_watched_gives_them_itself() -> None:
     model, inputs = zoo.t5()
     heads = watched(model, inputs)
-    assert heads.norms(model) == norms.table(model, heads)
+    assert heads.norms(model) == value_norms.table(model, heads)
     assert heads.cross.norms(model) == [row for row in heads.norms(model) if row["part"] == "cross"]
     got = heads.cross.value_norms(model, 1)
-    assert torch.equal(got, norms.value_norms(model, heads.cross, 1))
+    assert torch.equal(got, value_norms.value_norms(model, heads.cross, 1))
     assert not torch.equal(got, heads.encoder.value_norms(model, 1))
     with pytest.raises(ValueError, match=r"heads: .* has several parts; say which: heads.encoder, heads.decoder"):
         heads.value_norms(model, 1)

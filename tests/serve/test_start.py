@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.serve import running
+from headwise.serve import start
 from headwise.serve.opened import Opened
 from headwise.serve.runs import Refused
 
 
 def token(path: Path | None = None) -> str:
-    started = running.start(Opened(), 0, path)
+    started = start.start(Opened(), 0, path)
     started.close()
     return started.server.token
 
@@ -38,7 +38,7 @@ def test_a_port_that_is_taken() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(OSError, match=r"port \d+ of 127.0.0.1: .*; give another with --port"):
-            running.start(Opened(), other.getsockname()[1])
+            start.start(Opened(), other.getsockname()[1])
 
 
 def test_a_run_of_reads_has_no_maps(tmp_path: Path) -> None:
@@ -50,12 +50,12 @@ def test_a_run_of_reads_has_no_maps(tmp_path: Path) -> None:
     with torch.no_grad(), hw.watch(model.eval(), keep={"entropy": True}, file=tmp_path / "run"):
         model(torch.tensor([[1, 2, 3]]))
     with pytest.raises(Refused, match="holds reads alone; watch again so that weights are kept"):
-        running.open_run(Opened(), tmp_path / "run")
+        start.open_run(Opened(), tmp_path / "run")
 
 
 def test_a_picture(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n...")
     (tmp_path / "b.html").write_bytes(b"<script>")
-    assert running.picture(tmp_path / "a.png")[0] == "image/png"
+    assert start.picture(tmp_path / "a.png")[0] == "image/png"
     with pytest.raises(Refused, match="must be a PNG, JPEG or WebP picture"):
-        running.picture(tmp_path / "b.html")
+        start.picture(tmp_path / "b.html")

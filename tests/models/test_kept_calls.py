@@ -16,7 +16,7 @@ from models import zoo
 from models.test_watch import padded
 
 import headwise as hw
-from headwise.models.kept import apart
+from headwise.models.kept_calls import apart
 from headwise.models.pretrained import load_encoder_or_decoder
 
 ALL = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from headwise import shapes
 from headwise.arrays import is_jax, is_torch
-from headwise.given import as_numpy, check_dense
+from headwise.input_checks import as_numpy, check_dense
 
 
 def numbers(name: str, x: Any, q: Any) -> Any:

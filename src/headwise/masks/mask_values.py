@@ -9,7 +9,7 @@ import numpy as np
 
 from headwise.arrays import in_graph, is_array, is_jax, is_torch, known, like
 from headwise.expressions.nodes import B, Captures, Node
-from headwise.given import as_numpy, check_dense
+from headwise.input_checks import as_numpy, check_dense
 from headwise.shapes import Sizes, is_one_of
 from headwise.tracing import is_fx_value
 

@@ -12,7 +12,7 @@ import torch
 
 from headwise import masks
 from headwise.masks import Mask
-from headwise.models.carrier import MaskCarrier, Plan
+from headwise.models.hf_masks import MaskCarrier, Plan
 
 
 @dataclass(frozen=True, eq=False)

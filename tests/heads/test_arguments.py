@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwise.heads.given import items_of
+from headwise.heads.arguments import items_of
 
 
 def test_gives_the_items_one_by_one() -> None:

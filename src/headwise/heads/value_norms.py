@@ -13,9 +13,9 @@ import torch
 from headwise.arrays import to_numpy
 from headwise.heads.kinds import text_of
 from headwise.heads.table import Table
-from headwise.models.kept import real_weights
-from headwise.models.places import Place, find_places
-from headwise.models.projections import output_projection
+from headwise.models.attention_layers import Place, find_places
+from headwise.models.kept_calls import real_weights
+from headwise.models.output_projections import output_projection
 
 
 def value_norms(model: Any, heads: Any, layer: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headwise.models.places import Place
+from headwise.models.attention_layers import Place
 
 NAMES = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "o", "wo", "Wo", "proj", "to_out", "linear_out")
 BETWEEN = ("gate", "sub_norm", "inner_attn_ln", "head_norm")  # in names of modules that change the outputs before it
