@@ -10,7 +10,7 @@ import numpy as np
 
 from headwise.arrays import is_array
 from headwise.backends.memory import NAMES, address, contiguous, kind, readable, strides
-from headwise.captured import fingerprint
+from headwise.captured import captured, fingerprint
 from headwise.expressions.derivative import ONE, derivative
 from headwise.expressions.nodes import Node
 from headwise.kernels.bounds import Bounds
@@ -39,7 +39,7 @@ class Form(NamedTuple):
 
     problem: Problem
     call: Call
-    held: Held
+    held: tuple[Any, ...]  # the arrays that functions hold, as they are read; None in the places of the options' own
     places: tuple[tuple[int, str] | None, ...]  # of each array: the option and its field; None for what functions hold
     fixed: bool  # whether nothing differs: addresses that count are those of what functions hold
 
@@ -65,18 +65,18 @@ def prepared(problem: Problem, o: Options, known: Scoring | None = None) -> tupl
             _forms.clear()
         places = tuple(_place(o, x) for x in held.given)
         moving = made.sinks or made.gate or made.dropout or any(at is not None for at in places)
-        _forms[key] = Form(made, call, held, places, not moving)
+        kept = tuple(x if at is None else None for x, at in zip(held.read, places, strict=True))
+        _forms[key] = Form(made, call, kept, places, not moving)
     return made, call, held
 
 
-def _again(form: Form, o: Options) -> tuple[Problem, Call, Held]:
+def _again(form: Form, o: Options) -> tuple[Problem, Call, Any]:
     """The call with its own arrays and seed."""
     from headwise.kernels.plan import Call
 
-    before = form.held
     read = [
         x if at is None else readable(getattr(o.there[at[0]], at[1]))
-        for x, at in zip(before.read, form.places, strict=True)
+        for x, at in zip(form.held, form.places, strict=True)
     ]
     words = [(address(x), *word[1:]) for x, word in zip(read, form.call.arrays, strict=True)]
     sinks = contiguous(o.sinks) if form.problem.sinks else None
@@ -93,7 +93,7 @@ def _again(form: Form, o: Options) -> tuple[Problem, Call, Held]:
         form.call.threshold,
         0 if dropout is None else int(dropout.seed),
     )
-    return form.problem, call, Held(before.given, read, sinks, gate)
+    return form.problem, call, Held((), read, sinks, gate)
 
 
 def _place(o: Options, x: Any) -> tuple[int, str] | None:
@@ -110,6 +110,7 @@ def _key(problem: Problem, o: Options) -> Any:
     if o.mask is not None and (mask := o.mask.key()) is None:
         return None
     words: list[Any] = [problem, mask]
+    arrays: list[Any] = []
     for option in o.there:
         words.append(type(option))
         for name, x in option.fields():
@@ -118,11 +119,20 @@ def _key(problem: Problem, o: Options) -> Any:
             if name in option.functions:
                 word = fingerprint(x)
                 words.append(_arithmetic(problem, o))
+            elif is_array(x):
+                word = _array_key(x)
+                arrays.append(x)
             else:
-                word = _array_key(x) if is_array(x) else x
+                word = x
             if word is None:
                 return None
             words.append(word)
+    if len(arrays) > 1:  # one array in two places is one argument of the kernel
+        words.append(tuple(next(n for n, y in enumerate(arrays) if y is x) for x in arrays))
+    if arrays and o.has_score_function():
+        held = {id(x) for _, function in o.functions() for _, x in captured(function)}
+        if any(id(x) in held for x in arrays):
+            return None
     return tuple(words)
 
 
