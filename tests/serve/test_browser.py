@@ -153,6 +153,39 @@ def test_a_long_map_is_panned_and_zoomed_by_mouse_and_keyboard(browser: Browser,
         assert errors(browser) == []
 
 
+def change(browser: Browser, name: str, value: str) -> None:
+    browser.run(
+        "const s = document.getElementById(arguments[0]); s.value = arguments[1]; s.dispatchEvent(new Event('change'))",
+        name,
+        value,
+    )
+
+
+def test_a_sorted_grid_has_its_maps_and_no_empty_line(browser: Browser, server: Any) -> None:
+    opened(browser, server)
+    change(browser, "sort", "figure")
+    browser.wait("document.documentElement.dataset.figures == 'yes'")
+    painted = (
+        "[...document.querySelectorAll('#grid canvas')].every(c => "
+        "c.getContext('2d').getImageData(0, 0, 24, 24).data.some(x => x))"
+    )
+    browser.wait(painted)
+    assert violations(browser, 25) == []
+    change(browser, "only", "previous")
+    assert browser.run("return document.querySelectorAll('#grid button:not([hidden])').length") < 72
+    assert violations(browser, 25) == []
+
+
+def test_a_head_switched_off_and_on_again_at_once_leaves_no_answer(browser: Browser, server: Any) -> None:
+    opened(browser, server)
+    done = "performance.getEntriesByType('resource').some(e => e.name.includes('/off/') && e.responseEnd)"
+    browser.run("const o = document.querySelector('#off'); o.click(); o.click()")
+    browser.wait(done)
+    browser.run("window.drawn = 0; requestAnimationFrame(() => requestAnimationFrame(() => { window.drawn = 1 }))")
+    browser.wait("window.drawn")
+    assert browser.run("return headwise.state.off") == [] and texts(browser, "#effect") == [""]
+
+
 def test_a_phone_and_targets(browser: Browser, server: Any) -> None:
     opened(browser, server, width=390, height=800)
     browser.wait("document.documentElement.dataset.figures == 'yes'")

@@ -59,3 +59,17 @@ def test_a_picture(tmp_path: Path) -> None:
     assert start.picture(tmp_path / "a.png")[0] == "image/png"
     with pytest.raises(Refused, match="must be a PNG, JPEG or WebP picture"):
         start.picture(tmp_path / "b.html")
+
+
+def test_patches_are_keys_that_are_no_tokens(tmp_path: Path) -> None:
+    """Token ids without a tokenizer have no words either, and are no patches."""
+    from transformers import BertConfig, BertModel, ViTConfig, ViTModel
+
+    small = {"hidden_size": 4, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 4}
+    picture: Any = ViTModel(ViTConfig(**small, image_size=6, patch_size=2)).eval()
+    text: Any = BertModel(BertConfig(**small, vocab_size=9)).eval()
+    for name, model, given in (("vit", picture, torch.ones(1, 3, 6, 6)), ("bert", text, torch.ones(1, 9).long())):
+        with torch.no_grad(), hw.watch(model, file=tmp_path / name):
+            model(given)
+        (run,) = start.open_run(Opened(), tmp_path / name)
+        assert [layer["patches"] for layer in run.about()["parts"][0]["layers"]] == [name == "vit"]

@@ -42,7 +42,7 @@ def switched_off(models: Sequence[Model], run: Run, part: str, off: list[tuple[i
             "after": [float(x) for x in q[some]],
         }
     hidden = getattr(before, "last_hidden_state", None)
-    x, y = (hidden, getattr(after, "last_hidden_state", None)) if hidden is not None else (logits, after.logits)
+    x, y = (logits, getattr(after, "logits", None)) if hidden is None else (hidden, after.last_hidden_state)
     if x is not None and y is not None and x.ndim == 3:
         change = ((y - x).norm(dim=-1) / x.norm(dim=-1).clamp_min(1e-12))[0]
         said["change"] = [number(float(c)) for c in change[:SHOWN]]

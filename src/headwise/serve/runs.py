@@ -170,6 +170,7 @@ class Run:
             for layer in part.layers:
                 queries, keys = (self.side(name, layer, side) for side in ("queries", "keys"))
                 layers.append({"layer": layer, "heads": part.heads_of(layer), "L": len(queries), "S": len(keys)})
+                layers[-1]["patches"] = keys.ids is None
                 layers[-1]["same"] = part.layers[0] if self._alike(name, layer) else layer
             parts.append({"name": name, "title": NAMES.get(name, name), "cross": part.cross, "layers": layers})
         said = {"id": self.id, "title": self.title, "model": self.model, "text": self.text, "prompt": self.prompt}

@@ -8,11 +8,14 @@ import { base, FIGURES, layerOf, now, part, state } from "./state.js";
 
 export const figures = new Map();
 const thumbs = new Map();
+const sight = new Map(), coming = new Map(); // by layer: its squares that are in sight, its maps that are asked for
 let turn = 0, due = 0, small = null;
 
 export function forgetHeads() {
   figures.clear();
   thumbs.clear();
+  for (const stop of coming.values()) stop.abort();
+  coming.clear();
 }
 
 const figureOf = (layer, head, name) => {
@@ -38,10 +41,11 @@ export function showGrid() {
   paintThumbs();
   const ticket = ++turn;
   seen.disconnect();
+  sight.clear();
   (async () => {
     await Promise.race([maps[0].drawn, new Promise((go) => setTimeout(go, 4000))]); // the map comes first
     if (ticket !== turn) return;
-    lines.forEach((line) => seen.observe(line));
+    for (const button of $("grid").querySelectorAll("button")) seen.observe(button); // a sorted grid has no lines to be seen
     for (const l of [...p.layers].sort((a, b) => (b.layer === state.layer) - (a.layer === state.layer))) {
       if (ticket !== turn) return;
       if (!figures.has(l.layer)) {
@@ -64,31 +68,41 @@ export function showGrid() {
 }
 
 const seen = new IntersectionObserver((entries) => {
+  const touched = new Set();
   for (const { isIntersecting, target } of entries) {
-    const layer = Number(target.dataset.layer);
-    if (!isIntersecting) {
-      target.stop?.abort();
-      continue;
-    }
-    if (thumbs.has(layer)) continue;
-    target.stop = new AbortController();
-    const id = now.run.id, of = layerOf(layer);
-    bytes(`${base()}/${layer}/thumbs`, target.stop.signal).then(
-      ({ data }) => {
-        if (now.run.id !== id) return;
-        const all = new Uint8Array(data), found = new Map();
-        for (let at = 0, n = 0; at < all.length; n++) {
-          const [r, c] = [all[at], all[at + 1]];
-          found.set(of.heads[n], { r, c, values: all.subarray(at + 2, at + 2 + r * c) });
-          at += 2 + r * c;
-        }
-        thumbs.set(layer, found);
-        for (const button of target.querySelectorAll("button")) paintThumb(button);
-      },
-      () => {},
-    );
+    const layer = Number(target.dataset.layer), squares = sight.get(layer) ?? new Set();
+    if (isIntersecting) squares.add(target);
+    else squares.delete(target);
+    sight.set(layer, squares);
+    touched.add(layer);
+  }
+  for (const layer of touched) {
+    if (!sight.get(layer).size) {
+      coming.get(layer)?.abort();
+      coming.delete(layer);
+    } else if (!thumbs.has(layer) && !coming.has(layer)) fetchThumbs(layer);
   }
 });
+
+async function fetchThumbs(layer) {
+  const stop = new AbortController(), of = layerOf(layer);
+  coming.set(layer, stop);
+  try {
+    const { data } = await bytes(`${base()}/${layer}/thumbs`, stop.signal), all = new Uint8Array(data), found = new Map();
+    if (stop.signal.aborted) return;
+    for (let at = 0, n = 0; at < all.length; n++) {
+      const [r, c] = [all[at], all[at + 1]];
+      found.set(of.heads[n], { r, c, values: all.subarray(at + 2, at + 2 + r * c) });
+      at += 2 + r * c;
+    }
+    thumbs.set(layer, found);
+    for (const button of $("grid").querySelectorAll(`button[data-layer="${layer}"]`)) paintThumb(button);
+  } catch {
+    // given up, or the server is away: asked for again when it is next seen
+  } finally {
+    if (coming.get(layer) === stop) coming.delete(layer);
+  }
+}
 
 function cell(layer, head) {
   const chosen = layer === state.layer && head === state.head;
@@ -137,6 +151,7 @@ export function paintCells() {
     button.classList.toggle("is-off", off);
   });
   const grid = $("grid");
+  for (const line of grid.children) line.hidden = Boolean(state.sort) && !line.querySelector("button:not([hidden])");
   grid.classList.toggle("sorted", Boolean(state.sort));
   if (state.sort) {
     const order = cells.map((c, n) => [c, name === "kind" ? Object.keys(KINDS).indexOf(figureOf(Number(c.dataset.layer), Number(c.dataset.head), "kind")) : -(values[n] ?? -1)]).sort((a, b) => a[1] - b[1]);

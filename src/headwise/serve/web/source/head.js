@@ -92,7 +92,7 @@ function point(place, n) {
     if (!found || ticket !== asked) return;
     const exact = (x) => (x === null ? "not a number" : x.toPrecision(4)), both = found.before !== undefined && found.before !== null && found.weight !== null;
     const signed = (x) => `${x < 0 ? "−" : "+"}${exact(Math.abs(x))}`;
-    const end = (name, x, at) => el("div", {}, el("span", { className: "quiet", textContent: `${name} ${at}: ` }), x ? el("span", { dir: "auto" }, `… ${plain(x.before, true)}${x.glued ? "" : " "}`, el("mark", { textContent: plain(x.token) }), `${plain(x.after, true)} …`) : "");
+    const end = (name, x, at) => el("div", {}, el("span", { className: "quiet", textContent: `${name} ${at}${x ? ": " : ""}` }), x ? el("span", { dir: "auto" }, `… ${plain(x.before, true)}${x.glued ? "" : " "}`, el("mark", { textContent: plain(x.token) }), `${plain(x.after, true)} …`) : "");
     $("point").replaceChildren(el("div", { className: "weight" }, el("b", { textContent: both ? signed(found.weight - found.before) : exact(found.weight) }), ...(both ? [el("small", { textContent: `${exact(found.before)} in the first, ${exact(found.weight)} in the second` })] : found.before === null ? [el("small", { textContent: "the first has no such place" })] : [])), end("query", found.query, found.i), end("key", found.key, found.j));
     $("point").dataset.at = `${found.i},${found.j}`;
   }, 60);

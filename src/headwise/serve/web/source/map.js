@@ -272,7 +272,7 @@ export class MapView {
       const shown = new Set();
       for (const t of [this.marks[at], this.at?.[at]]) if (t !== null && t !== undefined) shown.add(t);
       const strong = [...shown];
-      for (let t = Math.max(0, Math.ceil(from / nice) * nice); t < Math.min(n, from + span); t += nice)
+      for (let t = Math.max(0, Math.ceil((from - 0.5) / nice) * nice); t < Math.min(n, from + span - 0.5); t += nice) // its middle is in sight
         if (!strong.some((s) => s !== t && Math.abs(s - t) * px < 14)) shown.add(t);
       const most = Math.floor(other / 6.6);
       for (const t of shown) {

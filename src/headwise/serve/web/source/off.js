@@ -5,22 +5,24 @@ import { $, el, percent, plain } from "./dom.js";
 import { labels } from "./labels.js";
 import { now, state } from "./state.js";
 
-let offTicket = 0;
 export async function showOff() {
-  const can = now.run.model !== null && now.run.prompt === null, on = state.off.some(([l, h]) => l === state.layer && h === state.head), ticket = ++offTicket;
+  const can = now.run.model !== null && now.run.prompt === null, on = state.off.some(([l, h]) => l === state.layer && h === state.head);
   $("off").hidden = !can;
   $("cannot").textContent = can ? "" : now.run.model === null
     ? `No head can be switched off here: a saved run holds what was computed, not the model that computed it.${now.server.models.length ? " Read a text above with the model." : " Name the model too (headwise serve RUN MODEL), and read the text with it."}`
     : "No head can be switched off in a text that was generated: without it another text would have been written. Set “Go on for” to 0 and read it.";
   $("off").textContent = on ? "Switch on again" : "Switch off";
   $("off").setAttribute("aria-pressed", String(on));
-  if (!can || !state.off.length) return $("effect").replaceChildren();
+  if (!can || !state.off.length) {
+    delete $("effect").dataset.key; // an answer that is still to come is of no use
+    return $("effect").replaceChildren();
+  }
   const key = JSON.stringify([now.run.id, state.part, state.off]);
   if ($("effect").dataset.key === key && $("effect").childElementCount) return;
   $("effect").dataset.key = key;
   $("effect").textContent = "Running without …";
   const found = await post(`/api/${now.run.id}/off/${encodeURIComponent(state.part)}`, { off: state.off }).catch((error) => ({ error: error.message }));
-  if (ticket !== offTicket && $("effect").dataset.key !== key) return;
+  if ($("effect").dataset.key !== key) return;
   if (found.error) return ($("effect").textContent = found.error);
   const names = state.off.map((p) => p.join(".")).join(", "), nodes = [el("h3", { textContent: `Without ${names}` })];
   if (found.next) {

@@ -3,8 +3,7 @@
 import { $, percent } from "./dom.js";
 import { dark, rgb, shade } from "./colours.js";
 import { pick } from "./head.js";
-import { labels } from "./labels.js";
-import { layerOf, now, state } from "./state.js";
+import { layerOf, now, part, state } from "./state.js";
 
 let picture = null, laid = null;
 
@@ -26,7 +25,7 @@ async function image() {
 }
 
 export async function patches(weights) {
-  const { S } = layerOf(), found = labels().keys.known ? null : grid(S), box = $("patches");
+  const layer = layerOf(), found = layer.patches ? grid(layer.S) : null, box = $("patches");
   box.hidden = !found;
   laid = found && { ...found, weights };
   if (!found) return;
@@ -54,11 +53,12 @@ export async function patches(weights) {
     }
   };
   outline(best, dark() ? "#ffffff" : "#000000", [4, 3]);
-  outline(state.i - lead, dark() ? "#ffb454" : "#b84500", []);
+  const own = !part().cross && state.i >= lead; // the query is a patch itself
+  if (own) outline(state.i - lead, dark() ? "#ffb454" : "#b84500", []);
   const place = (p) => `row ${Math.floor(p / n)}, column ${p % n}`, rest = Array.from({ length: lead }, (_, k) => weights.get(k) ?? 0).reduce((a, b) => a + b, 0);
-  const said = `Of query ${state.i}${state.i >= lead ? ` (${place(state.i - lead)})` : ""}: most on the patch in ${place(best)}, ${percent(at[best])}${lead ? `; ${percent(rest)} on the ${lead === 1 ? "place" : `${lead} places`} before the patches` : ""}.`;
+  const said = `Of query ${state.i}${own ? ` (${place(state.i - lead)})` : ""}: most on the patch in ${place(best)}, ${percent(at[best])}${lead ? `; ${percent(rest)} on the ${lead === 1 ? "place" : `${lead} places`} before the patches` : ""}.`;
   canvas.setAttribute("aria-label", `${n} by ${n} patches. ${said}`);
-  $("patches-said").textContent = `${said} Solid frame: the query; dashed: where most lies.`;
+  $("patches-said").textContent = `${said} ${own ? "Solid frame: the query; dashed" : "Dashed frame"}: where most lies.`;
 }
 
 const patchAt = (event) => {
@@ -68,6 +68,11 @@ const patchAt = (event) => {
 $("patch-map").addEventListener("pointermove", (event) => {
   if (!laid) return;
   const p = patchAt(event);
-  $("patch-map").title = `Row ${Math.floor(p / laid.n)}, column ${p % laid.n} (place ${p + laid.lead}): ${percent(laid.weights.get(p + laid.lead) ?? 0)}. Click to make it the query.`;
+  $("patch-map").title = `Row ${Math.floor(p / laid.n)}, column ${p % laid.n} (place ${p + laid.lead}): ${percent(laid.weights.get(p + laid.lead) ?? 0)}. Click to make it the ${part().cross ? "key" : "query"}.`;
 });
-$("patch-map").addEventListener("click", (event) => laid && pick(patchAt(event) + laid.lead, state.j));
+$("patch-map").addEventListener("click", (event) => {
+  if (!laid) return;
+  const place = patchAt(event) + laid.lead;
+  if (part().cross) pick(state.i, place);
+  else pick(place, state.j);
+});
