@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from headwise.heads.retrieval import Needle, retrieval
     from headwise.heads.syntax import syntax
     from headwise.kernels.thread_count import get_num_threads, set_num_threads
-    from headwise.masks import Mask, causal, dense, documents, key_lengths, keys, mask_mod, prefix, window
+    from headwise.masks.dense_mask import dense
+    from headwise.masks.documents_mask import documents
+    from headwise.masks.function_mask import mask_mod
+    from headwise.masks.keys_mask import keys
+    from headwise.masks.lengths_mask import key_lengths, prefix
+    from headwise.masks.mask import Mask
+    from headwise.masks.window_mask import causal, window
     from headwise.models.ablate import ablate
     from headwise.models.files import open
     from headwise.models.generation import generation_cache
@@ -89,7 +95,13 @@ _HOME = {
     "heads.retrieval": ["Needle", "retrieval"],
     "heads.syntax": ["syntax"],
     "kernels.thread_count": ["get_num_threads", "set_num_threads"],
-    "masks": ["Mask", "causal", "dense", "documents", "key_lengths", "keys", "mask_mod", "prefix", "window"],
+    "masks.dense_mask": ["dense"],
+    "masks.documents_mask": ["documents"],
+    "masks.function_mask": ["mask_mod"],
+    "masks.keys_mask": ["keys"],
+    "masks.lengths_mask": ["key_lengths", "prefix"],
+    "masks.mask": ["Mask"],
+    "masks.window_mask": ["causal", "window"],
     "models.ablate": ["ablate"],
     "models.files": ["open"],
     "models.generation": ["generation_cache"],
