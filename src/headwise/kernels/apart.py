@@ -57,20 +57,27 @@ def apart(make: Callable[[], T]) -> T:
     return made
 
 
-_held: list[Any] = []
+class _Held(threading.local):
+    """The locks that this thread took for its fork; another thread may wait for them with a fork of its own."""
+
+    def __init__(self) -> None:
+        self.locks: list[Any] = []
+
+
+_held = _Held()
 
 
 def _before_fork() -> None:
     for lock in (_lock, getattr(getattr(ffi.lib, "_lock", None), "_lock", None)):
         if lock is not None:
-            _held.append(lock)
+            _held.locks.append(lock)
             lock.acquire()
 
 
 def _after_fork() -> None:
-    while _held:
+    while _held.locks:
         with contextlib.suppress(RuntimeError):  # an interrupt came before it was taken
-            _held.pop().release()
+            _held.locks.pop().release()
 
 
 if hasattr(os, "register_at_fork"):
